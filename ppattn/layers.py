@@ -223,8 +223,10 @@ def resize_grid(
         return table
     (height, width), channels = built, table.shape[2]
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
-    rows = interpolation_matrix(height, target[0], table.dtype, mode)
-    columns = interpolation_matrix(width, target[1], table.dtype, mode)
+    moved = abs(target[0] - height) + abs(target[1] - width)
+    add = 0.1 * paddle.clip(moved, 0, 1) if is_dynamic(moved) else 0.1
+    rows = interpolation_matrix(height, target[0], table.dtype, mode, add)
+    columns = interpolation_matrix(width, target[1], table.dtype, mode, add)
     grid = paddle.matmul(rows, grid.reshape([height, width * channels]))  # since oneDNN does not resize tables
     grid = paddle.matmul(columns, grid.reshape([-1, width, channels]))
     grid = grid.reshape([1, target[0] * target[1], channels])

@@ -317,8 +317,7 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
 
 
 def alignment(request: Request, name: str, settings: Config, teacher: Backbone) -> tuple[Backbone, dict]:
-    """The model with all blocks replaced, untrained, and changes of the config for the alignment, which trains the
-    attentions alone."""
+    """The model with all blocks replaced, untrained, and changes of the config to train its attentions alone."""
     section = model_section(request, settings, teacher, dict.fromkeys(range(len(teacher.blocks_flat())), name))
     arguments = settings.model.model_copy(update=section).arguments() | {"num_classes": teacher.num_classes}
     student = create_model(settings.model.name, **arguments)
@@ -413,8 +412,7 @@ class Measure:
 def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
     """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students.
 
-    They take turns, and each has its least time: other work on the machine only adds. The attentions of a stage are
-    alike.
+    They take turns, and each has its least time: other work on the machine only adds. A stage's attentions are alike.
     """
     image = paddle.randn([1, teacher.in_chans, *size])
 

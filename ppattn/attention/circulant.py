@@ -5,8 +5,8 @@ Every channel has one weight for each of the N shifts m of the H x W map, which 
     a[m] = N^-1/2 sum_p q[p] k[p + m],   A = softmax_m(a),   y[p] = sum_m A[m] v[p + m],   out = proj(y * silu(gate(x)))
 
 By the real Fourier transform (F, orthonormal) a = F^-1(conj(F q) F k) and y = sqrt(N) F^-1(conj(F A) F v). The
-transform is two products with constant matrices, one along each axis, which any engine runs; no N x N matrix is formed.
-Cost per layer: 6 (W + 2 H) N C multiply-accumulates at most besides the projections (5 N C^2), so N^1.5 on square maps.
+transform is two products with constant matrices, one along each axis, which any engine runs. Cost per layer: at most
+6 (W + 2 H) (1 + 2 / W) N C multiply-accumulates besides the projections (5 N C^2), so N^1.5 on square maps.
 
 Weights are by channel, so `num_heads` has no effect, and the projection to q, k and v never has a bias. Prefix tokens
 have no place on the torus (there are none in the official models): grid tokens do not see them; a prefix token takes

@@ -24,7 +24,7 @@ from paddle import Tensor
 
 from ppattn.attention.base import AttentionSpec, register_attention
 from ppattn.attention.linear import EPS, LinearAttention
-from ppattn.ops import full_precision, keep_float32
+from ppattn.ops import as_float32, full_precision, keep_float32
 from ppattn.validation import Positive
 
 
@@ -43,7 +43,7 @@ class PerformerAttention(LinearAttention):
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         (tokens, _), h, d = q.shape[1:], self.num_heads, self.head_dim
         q, k = (t.reshape([-1, tokens, h, d]) * d**-0.25 for t in (q, k))
-        r, rows = len(self.projection), self.projection.t()
+        r, rows = len(self.projection), as_float32(self.projection).t()
         on_q, on_k = (paddle.matmul(t.reshape([-1, d]), rows).reshape([-1, tokens, h, r]) for t in (q, k))
         on_q = on_q - 0.5 * (q * q).sum(axis=-1, keepdim=True)
         on_k = on_k - 0.5 * (k * k).sum(axis=-1, keepdim=True)

@@ -5,8 +5,8 @@ r"""RALA: rank-augmented linear attention (Fan et al., CVPR 2025, arXiv 2411.076
 
 The tilde is the rotary position encoding (options and precision: rotary.py); alpha is computed without it. LePE is a
 depth-wise 5 x 5 convolution of the values, o a linear gate of x without activation. The weights alpha raise the rank of
-the state sum_j k_j v_j^T, the gate that of the result. Cost per layer: 2 N C d + 26 N C multiply-accumulates besides
-the projections (5 N C^2), state h d^2; linear in N.
+the state sum_j k_j v_j^T, the gate that of the result. Cost per layer: 2 N C d + (26 + h) N C multiply-accumulates
+besides the projections (5 N C^2), state h d^2; linear in N.
 
 Written from the formulas of the paper and the names of the official state dict (qhfan/RALA, classfication/RALA.py,
 class GateLinearAttentionNoSilu). Differences from the official code: 1/N multiplies the state, not its square root

@@ -144,7 +144,7 @@ class Block(nn.Layer):
 
     def apply_attention(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:
         """`attend` without the record, for blocks that prepare tokens or context in another way."""
-        rotation = image_rotary_table(self.attn, hw, x) if self.rotary else None
+        rotation = image_rotary_table(self.attn, hw, x) if self.rotary and self.attn.rotates else None
         return self.attn(x, Context(hw, state=state, rotation=rotation))
 
 
@@ -243,6 +243,8 @@ class Backbone(nn.Layer):
 
     def set_input_size(self, img_size: Size) -> None:
         """Rebuild it for images of another size, in place, before the optimizer: tables resized, weights kept."""
+        if not self.arguments:
+            raise UserError("set_input_size is for models of create_model, whose arguments are known.")
         fresh = type(self)(**{**self.arguments, **self.sized(img_size), "num_classes": self.num_classes})
         old = self.state_dict()
         for name, tensor in fresh.state_dict().items():

@@ -6,8 +6,7 @@ multiple of the patch is zero-padded at the bottom and right.
 
 Not in DeiT: the mean over tokens instead of the class token (`class_token=False`; ViT^3, MHLA, nano variants), a
 position convolution in every block (`cpe=True`; ViT^3, nano variants), no learned table (`pos_embed=False`; ViT^3), the
-final norm after the mean instead of before (`fc_norm=True`; MHLA), and a convolutional stem (`stem="conv"`; nano
-variants).
+final norm after the mean instead of before (`fc_norm=True`; MHLA), and a convolutional stem (`stem="conv"`; nano).
 
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
@@ -66,8 +65,8 @@ class DeiT(Backbone):
         if swiglu and layer_scale is None:
             raise UserError("swiglu needs layer_scale.")
         super().__init__(img_size, in_chans, num_classes, feat_channels=[embed_dim], strides=[patch_size])
-        height, width = self.img_size
-        self.grid = (height // patch_size, width // patch_size) if self.rotary else divided(self.img_size, patch_size)
+        cut = (patch_size - 1) * (self.rotary and stem == "patch")
+        self.grid = divided((self.img_size[0] - cut, self.img_size[1] - cut), patch_size)
         self.drop_rate = drop_rate
         self.patch_embed = patch_embedding(stem, in_chans, embed_dim, patch_size, pad=not self.rotary)
         self.prefix = int(class_token) + registers
@@ -92,7 +91,7 @@ class DeiT(Backbone):
         with recording_blocks([self]) as blocks:
             last = self.tokens(x)[1][0]
         hw = tuple(last.shape[2:])
-        return last, [grid_map(self.norm(block) if norm else block, hw, self.prefix) for block in blocks]
+        return last, [grid_map(self.norm(b) if norm and not self.fc_norm else b, hw, self.prefix) for b in blocks]
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         x, hw = self.patch_embed(x)

@@ -6,12 +6,10 @@ The published InLine and PolaFormer pyramids have neither class token nor final 
 tokens, then head. The official PolaFormer and FLatten pyramids create a final norm that they never apply. It does not
 exist here and is skipped when their weights are loaded; their published parameter counts include it (2 x 512).
 
-Not in PVT, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block
-(`cpe=True`).
+Not in PVT, for the nano variants: a convolutional stem (`stem="conv"`), a position convolution in every block (`cpe`).
 
 Any input size: tables are resized bilinearly from their own grid (the official code compares every stage's size with
-the first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch,
-as in the official code.
+the first stage's, and fails or misplaces where they coincide); the patch embeddings cut what does not fill a patch.
 """
 
 from collections.abc import Sequence

@@ -7,8 +7,7 @@ Names and meaning are torchvision's (those of paddle.vision, where it does what 
   commute with interpolation up to rounding and clipping; the mean that contrast turns on is that of the crop.
 - Rotation takes the nearest pixel and fills with black, which is torchvision's and Paddle's default; flip, rotation and
   translation are one warp, exact because a flip and a whole-pixel shift need no interpolation.
-- Paddle's own OpenCV colour jitter turns contrast on the constant 74 and draws the saturation factor twice; this does
-  not copy that.
+- Paddle's own OpenCV colour jitter turns contrast on the constant 74 and draws the saturation factor twice; not here.
 """
 
 from __future__ import annotations

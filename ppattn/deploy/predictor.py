@@ -43,8 +43,7 @@ class Predictor:
 
     Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
     `source`, `preprocess`, `format`, `precision` and `sigmoid` as exported, and the `engine` that runs. Raises
-    `UserError` for a folder that is no export, is incomplete or changed, or answers otherwise, and for an engine that
-    cannot run it.
+    `UserError` for a folder that is no export, incomplete, changed or of other answers, and an engine that cannot run.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ import paddle.nn.functional as F
 from paddle import Tensor
 
 from ppattn.ops.dispatch import HALF, compiled, constant, grad_mask, run
+from ppattn.ops.tensors import as_dtype
 
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
 
@@ -36,7 +37,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padd
     plain = not compiled(x, weight, bias) or x.shape[1] != weight.shape[1]
     if not plain and min(x.shape[2:]) + 2 * padding >= weight.shape[2]:
         return run("conv2d", x, weight, bias, stride, padding, grad_mask(x, weight, bias))
-    return F.conv2d(x, weight, bias, stride, padding)
+    return F.conv2d(x, as_dtype(weight, x.dtype), bias, stride, padding)
 
 
 def depthwise_conv(
@@ -62,6 +63,7 @@ def depthwise_conv(
     x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
     # One transpose: between two of them, oneDNN's passes lose the shape of a reshape.
     x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
+    weight = as_dtype(weight, x.dtype)  # of a model in half precision, where x is not
     y = F.conv2d(x.reshape([-1, kernels, *grid]), weight, bias, padding=k // 2, groups=kernels)
     if per_head:
         y = y.reshape([-1, share, kernels, tokens]).transpose([0, 3, 2, 1]).flatten(2)

@@ -27,6 +27,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     if is_half(x) and not paddle.in_dynamic_mode():  # the kernels of half precision have float32 statistics inside
         y = F.layer_norm(as_float32(x), x.shape[-1:], as_float32(weight), as_float32(bias), epsilon)
         return as_dtype_of(y, x)
+    weight, bias = (t if is_half(x) else as_float32(t) for t in (weight, bias))
     if weight.stop_gradient:  # Paddle's CPU kernel then ignores the weight in the gradient of x
         return F.layer_norm(x, x.shape[-1:], epsilon=epsilon) * weight + bias
     return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)

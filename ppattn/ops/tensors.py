@@ -15,7 +15,7 @@ from ppattn.ops.dispatch import constant
 
 def is_dynamic(*sizes) -> bool:
     """Whether a program is being traced for any input size: heights and widths are then tensors, not integers."""
-    return not all(isinstance(size, int) for size in sizes)
+    return not all(isinstance(size, int | np.integer) for size in sizes)
 
 
 def pad_to_multiple(x: Tensor, height: int, width: int) -> Tensor:
@@ -45,17 +45,17 @@ def exact_dtype(dtype: paddle.dtype) -> str:
 
 
 @constant
-def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str = "bilinear") -> Tensor:
+def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str = "bilinear", add: Any = 0.1) -> Tensor:
     """[count, size]: row i contains the weights of `size` numbers in number i of an interpolation to `count`.
 
     Corners are not aligned, and the numbers at the ends repeat. "bicubic" has a = -0.75, and so has "offset", whose
-    steps are size / (count + 0.1), as in DINOv2. For "antialias", as in DINOv2 with registers, a is -0.5, and the
+    steps are size / (count + add), as in DINOv2. For "antialias", as in DINOv2 with registers, a is -0.5, and the
     kernel is stretched where the table shrinks and cut at the ends.
     """
-    library = paddle if is_dynamic(count) else np  # a constant where the number is known
+    library = np if not is_dynamic(count) and isinstance(add, float) else paddle  # a constant where the number is known
     ranges = (0, count), (0, size), (-2, size + 2)
     new, old, taps = (library.arange(*limits).astype(exact_dtype(dtype)) for limits in ranges)
-    total = new[-1:] + (1.1 if mode == "offset" else 1.0)
+    total = new[-1:] + (1.0 + add if mode == "offset" else 1.0)
     place = ((new + 0.5) * size / total - 0.5).reshape([-1, 1])
 
     def kernel(t: Any, a: float) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from ppattn.errors import UserError, reading_untrusted, verb_command
 from ppattn.weights.files import Metadata, read_with_metadata
 
-CONSTANTS = ("norm_eps", "always_shift")  # arguments of `create_model` that change logits, and no shape
+CONSTANTS = ("norm_eps", "always_shift", "fc_norm", "resize")  # arguments that change logits, and no shape
 
 
 @dataclass
@@ -23,7 +23,7 @@ class LoadReport:
     missing: list[str] = field(default_factory=list)  # parameters that keep their initial values
     resized: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # tensors of the file that no model here has
-    constants: dict[str, float] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
+    constants: dict[str, Any] = field(default_factory=dict)  # arguments of `create_model` that the weights ask for
     metadata: Metadata = field(default_factory=Metadata)  # of the file
 
     def __str__(self):

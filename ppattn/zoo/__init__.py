@@ -153,9 +153,8 @@ def create_model(
         weights: a checkpoint, weights file or run folder, or the name of a model with published weights; must fit in
             every name and shape, but for the head where num_classes is given and not theirs, and the channels where
             in_chans is not 3: the weights of RGB are summed up for grey, and repeated for more channels. Constants of
-            the library that the file was converted from (norm_eps, always_shift) are taken over. Weights that were
-            trained with another attention, other options or heads are refused, unless `attention` or
-            `attention_options` asks for these.
+            the file's model (norm_eps, always_shift, fc_norm, resize) are taken over. Weights trained with another
+            attention, other options or heads are refused, unless `attention_options` or another `attention` is given.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
         **overrides: any argument of the backbone: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
@@ -179,8 +178,8 @@ def create_model(
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = stored_constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
-    differs = other_attention(metadata, {"name": name, **overrides})
-    if differs and attention is None and attention_options is None:
+    differs = other_attention(metadata, {"name": name, "attention": attention, **overrides})
+    if differs and attention in (None, metadata.model.get("attention")) and attention_options is None:
         raise UserError(f"{source} {differs}; pass the attention, attention_options or num_heads that you want.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)

@@ -100,8 +100,7 @@ def test_local_share_by_hand():
     own = measures.local_share(layer_map(np.eye(13)[None, None], (3, 4), 1), 3)
     assert own[0] == 1 and own[1] == pytest.approx(neighbours * 12 / 13)
     assert measures.local_share(layer_map(np.zeros((1, 1, 12, 3)), (3, 4)), 3) is None
-    windows = layer_map(np.full((4, 1, 4, 4), 0.25), (4, 4), window=2)
-    assert np.allclose(measures.local_share(windows, 3), 1)
+    assert np.allclose(measures.local_share(layer_map(np.full((4, 1, 4, 4), 0.25), (4, 4), window=2), 3), 1)
 
 
 def test_confusions_count_equal_rows():
@@ -332,8 +331,7 @@ def test_what_a_verb_cannot_do_is_a_sentence(tmp_path):
         with pytest.raises(UserError, match=f"different {words}"):
             getattr(verbs, verb)([subject(), others[other]], tmp_path / "x.png")
     model = ppattn.create_model("pvt_nano", sr_ratios=[4, 4, 2, 2], num_classes=3, img_size=64)
-    images = np.zeros((2, 64, 64, 3), np.uint8)
-    split = ArraySplit(images, np.array([0, 1]), "made")
+    split = ArraySplit(np.zeros((2, 64, 64, 3), np.uint8), np.array([0, 1]), "made")
     reduced = verbs.Subject("pvt", model, Preprocess((64, 64)), Splits(split, split, ["a", "b", "c"]), 2)
     for verb in ("locality", "rollout"):
         with pytest.raises(UserError, match="the queries' own tokens"):

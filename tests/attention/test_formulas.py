@@ -300,8 +300,7 @@ def mila(p, x, spec, rope=True):
 
 
 def mhla(p, x, spec, piece_size=None, eps=1e-6, mixing=None, **_):
-    """Normalised by the keys of the query's place in every block; all tokens see the prefix with 1 / M, and it sees
-    them alike."""
+    """Normalised by the keys of the query's place in every block; all see the prefix with 1 / M, and it all alike."""
     q, k, v = np.split(linear_layer(p, "qkv", layer_norm(p, "norm", x)), 3, -1)
     if "q_norm.weight" in p:
         q, k = (

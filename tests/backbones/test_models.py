@@ -56,13 +56,17 @@ def test_weights_of_another_attention_are_refused_unless_they_are_asked_for(tmp_
     """linear and softmax have the same parameters, and so have the kernels of linear."""
     small, file = {"num_classes": 2, "depth": 1}, tmp_path / "linear.safetensors"
     linear = {"attention": "linear", "attention_options": {"kernel": "relu"}}
-    model = ppattn.create_model("deit_nano", **linear, **small)
-    weights.save(file, model.state_dict(), {"config": {"model": {"name": "deit_nano", **linear, **small}}})
+    model = ppattn.create_model("deit_nano", **linear, **small, fc_norm=True)
+    weights.save(file, model.state_dict(), {"config": {"model": {"name": "deit_nano", **linear, "fc_norm": True}}})
     with pytest.raises(UserError, match=r"trained with .*linear.*'kernel': 'relu'.* built with .*softmax"):
         ppattn.create_model("deit_nano", weights=file, **small)
+    with pytest.raises(UserError, match=r"trained with attention_options .*'relu'.* built with attention_options {}"):
+        ppattn.create_model("deit_nano", weights=file, attention="linear", **small)
     ppattn.create_model("deit_nano", weights=file, attention="softmax", **small)
-    again = ppattn.create_model("deit_nano", weights=file, **linear, **small)
-    assert (again.blocks[0].attn.qkv.weight == model.blocks[0].attn.qkv.weight).all()
+    again, images = ppattn.create_model("deit_nano", weights=file, **linear, **small), paddle.randn([2, 3, 32, 32])
+    assert np.array_equal(again(images).numpy(), model(images).numpy())  # fc_norm, too
+    last, (only,) = model.forward_intermediates(images, norm=True)
+    assert np.array_equal(last.numpy(), only.numpy())  # its norm is that of the pooled features
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 32, 32), (1, 3, 0, 32)])
@@ -148,8 +152,7 @@ def test_a_model_without_head_gives_what_the_head_would_get(name, tmp_path):
     x = paddle.randn([2, 3, 37, 45])
     features = bare(x)
     assert features.shape == [2, bare.feat_channels[-1]] and not [n for n in bare.state_dict() if "head" in n]
-    logits = features @ model.head.weight + model.head.bias
-    assert np.abs((logits - model(x)).numpy()).max() < 1e-6
+    assert np.abs((features @ model.head.weight + model.head.bias - model(x)).numpy()).max() < 1e-6
 
 
 PVT_V2 = {"embed_dims": [16, 24, 32, 48], "depths": [1, 2, 1, 2], "num_heads": [1, 2, 2, 3], "num_classes": 7}
@@ -411,8 +414,7 @@ def test_macs_of_a_transposed_convolution():
 def test_traced_macs_of_pvt_v2_are_the_official_modules_and_the_products_between_tokens():
     """527,956,992 in Linear and Conv modules of the official B0 (fixture full_pvt_v2_b0); 49 keys in every stage."""
     products = sum(2 * 2 * (56 // 2**i) ** 2 * 49 * c for i, c in enumerate([32, 64, 160, 256]))
-    found = cost.macs(ppattn.create_model("pvt_v2_b0"))
-    assert found == zoo.costs()["pvt_v2_b0"]["macs"] == 527_956_992 + products
+    assert cost.macs(ppattn.create_model("pvt_v2_b0")) == zoo.costs()["pvt_v2_b0"]["macs"] == 527_956_992 + products
 
 
 def test_the_table_of_costs_is_what_the_models_have():
@@ -449,8 +451,7 @@ def test_a_model_traces_after_paddle_counted_its_operations(attention):
     images = paddle.randn([2, 3, 28, 20])
     spec = [paddle.static.InputSpec([None, 3, 28, 20])]
     traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
-    expected = model(images).numpy()
-    assert np.allclose(traced(images).numpy(), expected, atol=1e-5)
+    assert np.allclose(traced(images).numpy(), model(images).numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -543,3 +544,5 @@ def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, t
     fixed = ppattn.create_model("deit_nano", attention="linformer")
     with pytest.raises(UserError, match="depends on the image size"):
         fixed.set_input_size((40, 56))
+    with pytest.raises(UserError, match="arguments are known"):
+        type(fixed)(num_heads=6).set_input_size(64)

@@ -338,8 +338,7 @@ def test_shards_are_indexed_once(shards, monkeypatch):
 
 def shard_epoch(root, workers=0, epoch=2, start=0, rank=0, world=1, buffer=12, repeats=1):
     settings = config("shards", root, {"repeats": repeats}, batch_size=5, num_workers=workers, shuffle_buffer=buffer)
-    split = build_datasets(settings).train
-    return batches(TrainLoader(split, 7, plain(), settings, rank, world), epoch, start)
+    return batches(TrainLoader(build_datasets(settings).train, 7, plain(), settings, rank, world), epoch, start)
 
 
 def test_shards_shuffle_resume_and_split(shards):

@@ -381,8 +381,7 @@ def test_four_channels_of_twelve_bits_are_evaluated_exported_and_analysed(tmp_pa
 
 
 def test_an_evaluation_lists_the_wrong_images_the_surest_first(tmp_path):
-    data = uneven(tmp_path / "data")
-    trainer.train(tiny(tmp_path / "run", data=data))
+    trainer.train(tiny(tmp_path / "run", data=uneven(tmp_path / "data")))
     assert main("eval", ["--run", str(tmp_path / "run")]) == 0
     folder = tmp_path / "run/eval"
     rows = table(folder / "errors.csv")

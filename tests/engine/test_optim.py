@@ -128,8 +128,7 @@ def muon_direction(matrix):
 
 def reference(name, values, grads, state, step, lr, options, scales, clip):
     """One step of Adam (coupled L2), AdamW, Muon or SGD with momentum (coupled L2), after the clipping."""
-    norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
-    factor = min(1.0, clip / norm)
+    factor = min(1.0, clip / math.sqrt(sum(float((g**2).sum()) for g in grads.values())))
     for key, p in values.items():
         g, rate = grads[key] * factor, lr * scales[key]
         if name in ("adam", "sgd"):

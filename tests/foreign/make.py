@@ -91,8 +91,7 @@ def images(seed: int, batch: int, *size: int) -> np.ndarray:
 
 
 def dinov2_features(model, size: int, patch: int, registers: bool) -> dict:
-    """Patch features at the size of the build, and of timm's models at another with the table resized as in the
-    authors' code."""
+    """Patch features at the size of the build, and of timm's models at another, resized as in the authors' code."""
     import torch
     import torch.nn.functional as F
 

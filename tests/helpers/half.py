@@ -73,8 +73,7 @@ def compare(attention: str, backbone: str, side: int, dtype: str, guarded: bool)
     """Distance of the logits from float32 by the largest logit, and of the worst gradient by its norm.
 
     `deit_nano` has the weights that were trained here where they fit the number of tokens, its position tables resized;
-    other models are not trained.
-    """
+    other models are not trained."""
     ops.enable("plain")
     paddle.seed(0)
     size = side * (4 if backbone == "deit_nano" else 2)

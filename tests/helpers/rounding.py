@@ -25,8 +25,7 @@ def exact_and_allowed(
     Args:
         reference: computes the outputs in float64 and passes all its inputs through the function that it is given.
         terms: number of terms of the longest sum.
-        steps: one after the other, how many of the size of the inputs or of the result round.
-    """
+        steps: one after the other, how many of the size of the inputs or of the result round."""
     rng = np.random.default_rng(0)
 
     def moved(x: np.ndarray) -> np.ndarray:

@@ -58,8 +58,7 @@ def in_float32(x):
 def check(function, reference, arrays, trained=None, terms=None, steps=STEPS):
     """Value and every gradient, computed in float32, against those of a reference in float64.
 
-    For `terms` and `steps` see rounding.py; by default a sum has as many terms as an array has rows or columns.
-    """
+    For `terms` and `steps` see rounding.py; by default a sum has as many terms as an array has rows or columns."""
     arrays = [in_float32(a) for a in arrays]
     got = run(function, arrays, "float32", trained)
     assert all(a is None or a.dtype == np.float32 for a in got)

@@ -286,6 +286,15 @@ def test_tables_are_resized_as_opencv_resizes_images(mode, flag):
     assert np.abs(RelativePositionBias(4, num_heads=2).resized("table", table, None) - expected).max() < 1e-5
 
 
+def test_a_table_that_is_traced_for_any_size_is_unchanged_at_its_own():
+    model = ppattn.create_model("dinov2_small", img_size=(28, 42), depth=1, embed_dim=8, num_heads=2)
+    paddle.nn.initializer.Normal()(model.pos_embed)
+    model.eval()
+    traced = paddle.jit.to_static(model.forward, [paddle.static.InputSpec([None, 3, None, None])], full_graph=True)
+    for x in (paddle.randn([1, 3, *size]) for size in ((28, 42), (28, 56), (42, 42))):
+        assert np.abs((traced(x) - model(x)).numpy()).max() < 1e-5
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_weights_of_rgb_for_other_channels_and_a_new_head(tmp_path, channels):
     rgb = tiny()

@@ -96,8 +96,7 @@ def test_the_script_releases_a_run(tmp_path):
 
     run, name = tmp_path / "inline_deit_nano", "inline_deit_nano_digits"
     model = {"name": "deit_nano", "attention": "inline", "embed_dim": 12, "depth": 1, "img_size": 8, "patch_size": 2}
-    config = tiny(run, model=model, train={"epochs": 2})
-    summary = trainer.train(config, command="tools/train.py -c x.yaml")
+    summary = trainer.train(tiny(run, model=model, train={"epochs": 2}), command="tools/train.py -c x.yaml")
     (tmp_path / "released").mkdir()
     (tmp_path / "released/models.yaml").write_text("{}")
     shutil.copy(table.COSTS, tmp_path)
