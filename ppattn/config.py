@@ -111,8 +111,8 @@ def _mapping(tree: object, name: str) -> dict:
 
 
 def _merge(under: dict, over: dict) -> dict:
-    """Deep-merge `over` into `under`; non-mappings replace."""
-    both = {key for key, value in over.items() if isinstance(value, dict) and isinstance(under.get(key), dict)}
+    """Deep-merge `over` into `under`; an empty mapping replaces, as all but mappings do."""
+    both = {k for k, value in over.items() if value and isinstance(value, dict) and isinstance(under.get(k), dict)}
     return under | over | {key: _merge(under[key], over[key]) for key in both}
 
 

@@ -47,8 +47,7 @@ def _macs(op) -> int:
     if name in PRODUCTS or name == "pd_op.addmm":
         left, right = (op.operand_source(i).shape for i in ((1, 2) if name == "pd_op.addmm" else (0, 1)))
         transposed = name == "pd_op.matmul" and op.attrs()["transpose_x"]
-        inner = left[-2] if transposed else left[-1]
-        return math.prod(op.result(0).shape) * inner
+        return math.prod(op.result(0).shape) * (left[-2] if transposed else left[-1])
     if "conv" in name:
         image = op.operand_source(0) if "transpose" in name else op.result(0)
         return math.prod(image.shape) * math.prod(op.operand_source(1).shape[1:])

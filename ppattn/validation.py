@@ -64,8 +64,7 @@ def argument_types(function: Callable) -> dict[str, Any]:
 
 def keyword_defaults(function: Callable) -> dict[str, object]:
     """Names and defaults of the options of a function or of a class: its arguments that are given by keyword only."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def check_options(function: Callable, given: dict[str, Any], where: str) -> None:

@@ -30,6 +30,7 @@ def test_base_file_and_overrides_are_merged_in_this_order(files):
     config, _ = load_config(files / "top.yaml", given)
     assert (config.model.name, config.model.depth, config.model.attention) == ("deit_tiny", 5, ["inline"])
     assert config.model.patch_size == 5
+    assert load_config(files / "top.yaml", ["augment={}"])[0].augment.random_resized_crop is None
     assert config.optimizer.lr == 1e-5
     assert config.augment.random_resized_crop.scale == [0.6, 1.0]
     assert config.augment.random_resized_crop.ratio == [1, 1]
@@ -103,8 +104,7 @@ def test_every_wrong_key_has_its_line(tmp_path):
 def test_scalars_are_those_of_yaml_1_2(text, value):
     found, _ = parse_yaml(text, "it")
     assert found == value and type(found) is type(value)
-    config = override_config({}, [f"model.attention_options.x={text}"])
-    written, _ = parse_yaml(to_yaml(config), "it")
+    written, _ = parse_yaml(to_yaml(override_config({}, [f"model.attention_options.x={text}"])), "it")
     assert written["model"]["attention_options"] == {"x": value}
 
 

@@ -126,8 +126,7 @@ def test_paddleseg_backbone(imported):
     )
     assert not found or found["PPAttn"] is type(backbone)
     assert backbone.feat_channels == [32, 64, 128, 160]
-    maps = backbone(paddle.zeros([1, 4, 41, 35]))
-    assert [m.shape[2:] for m in maps] == [[21, 18], [11, 9], [6, 5], [3, 3]]
+    assert [m.shape[2:] for m in backbone(paddle.zeros([1, 4, 41, 35]))] == [[21, 18], [11, 9], [6, 5], [3, 3]]
 
 
 def test_paddledet_backbone(imported):
@@ -138,8 +137,7 @@ def test_paddledet_backbone(imported):
     cls = imported("ppattn.contrib.paddledet", modules).PPAttn
     backbone = cls(model="swin_nano", out_indices=[1, 2])
     assert [(s.channels, s.stride) for s in backbone.out_shape] == [(64, 4), (128, 8)]
-    maps = backbone({"image": paddle.zeros([1, 3, 41, 35])})
-    assert [m.shape[2:] for m in maps] == [[12, 10], [6, 5]]
+    assert [m.shape[2:] for m in backbone({"image": paddle.zeros([1, 3, 41, 35])})] == [[12, 10], [6, 5]]
     with pytest.raises(UserError, match="twice"):
         _ = cls(model="pvt_nano", out_indices=[0, 2]).out_shape
 

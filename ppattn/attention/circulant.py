@@ -63,8 +63,7 @@ class CirculantAttention(Attention):
 
     def prefix_weights(self, parts: Parts) -> Tensor:
         """[B, P, N, C]: of prefix tokens on all."""
-        q = parts.q[:, : self.spec.num_prefix].unsqueeze(2)
-        return F.softmax(q * parts.k.unsqueeze(1), axis=2)
+        return F.softmax(parts.q[:, : self.spec.num_prefix].unsqueeze(2) * parts.k.unsqueeze(1), axis=2)
 
     @full_precision
     def weights(self, parts: Parts, context: Context) -> Tensor:

@@ -226,6 +226,6 @@ def mixing_start(blocks: tuple[int, int], transform: str, local_thres: float, ex
 
 def resize_mixing(matrix: Tensor, built: tuple[int, int], wanted: tuple[int, int]) -> Tensor:
     """A mixing matrix for other blocks: its rows and its columns are interpolated on the grid of blocks."""
-    rows, columns = (ops.interpolation_matrix(b, w, matrix.dtype) for b, w in zip(built, wanted, strict=True))
+    rows, columns = (ops.interpolation_matrix(built[axis], wanted[axis], matrix.dtype) for axis in (0, 1))
     resize = paddle.kron(rows, columns)
     return paddle.matmul(paddle.matmul(resize, matrix), resize, transpose_y=True)

@@ -63,8 +63,7 @@ class PVTv2(Pyramid):
             embed = OverlappingPatchEmbed(embed_dims[i - 1] if i else in_chans, dim, stride)
             block = partial(ConvBlock, mlp_ratio=mlp_ratios[i], drop=drop_rate, epsilon=EPS, mlp_type=ConvMlp)
             shape = {"dim": dim, "num_heads": num_heads[i], "sr_ratio": sr_ratios[i]}
-            blocks = build.blocks(block, grid, shape)
-            stages.append(Stage(patch_embed=embed, blocks=blocks, norm=LayerNorm(dim, EPS)))
+            stages.append(Stage(patch_embed=embed, blocks=build.blocks(block, grid, shape), norm=LayerNorm(dim, EPS)))
         self.stages = nn.LayerList(stages)
         self.build_head()
         kaiming(self)

@@ -160,8 +160,7 @@ class RelativePositionBias(nn.Layer):
         self.tokens = window * window
 
     def forward(self) -> Tensor:
-        table = paddle.gather(self.table, self.index)
-        return table.transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
+        return paddle.gather(self.table, self.index).transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))

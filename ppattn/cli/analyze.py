@@ -26,7 +26,7 @@ def run(args: Namespace) -> None:
     from ppattn.plots.figure import run_names
     from ppattn.trained import load_run
 
-    number = args.images[0] if args.images and len(args.images) == 1 and args.images[0].lstrip("-").isdigit() else None
+    number = args.images[0] if len(args.images or []) == 1 and args.images[0].lstrip("-").isdecimal() else None
     own = _own_images(args.analysis, args.images) if args.images and number is None else None
     subjects = []
     for name, folder in zip(run_names(args.run), args.run, strict=True):

@@ -85,5 +85,4 @@ def _exported(args: Namespace) -> tuple:
             print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
     origin = predictor.source.get("origin")
     provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
-    runner = exported_runner(predictor)
-    return runner, config, predictor.classes, predictor.preprocess, provenance, Path(args.model)
+    return exported_runner(predictor), config, predictor.classes, predictor.preprocess, provenance, Path(args.model)

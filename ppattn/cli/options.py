@@ -41,8 +41,8 @@ def load_trained(args: Namespace) -> tuple:
     from ppattn.trained import open_run, open_weights
 
     if args.run:
-        if args.config:
-            raise UserError("-c is for --weights: a run has a config of its own, and -o changes its settings.")
+        if args.config or (args.checkpoint and os.path.isfile(args.run)):
+            raise UserError("-c is for --weights, --checkpoint for a run folder; -o changes the settings of a run.")
         return open_run(args.run, args.checkpoint or "best", args.override)
     if not args.config or args.checkpoint:
         raise UserError("--weights needs the config of its model, -c YAML, and no --checkpoint, which is for --run.")

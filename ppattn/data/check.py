@@ -95,8 +95,7 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
             "copies_within": len(split) - len(unreadable) - len(different),
         }
     faults = [report[part][key] for part in parts for key in ("unreadable", "empty_classes")]
-    ok = not any([duplicates, conflicts, *faults])
-    return report | {"duplicates": duplicates, "conflicts": conflicts, "ok": ok}
+    return report | {"duplicates": duplicates, "conflicts": conflicts, "ok": not any([duplicates, conflicts, *faults])}
 
 
 def data_summary(report: dict) -> str:

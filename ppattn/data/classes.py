@@ -106,7 +106,8 @@ def is_imagenet(names: list[str]) -> bool:
 
 def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
     """The index among a model's classes of each class of some data; None for those that it does not have."""
-    if same_classes(names, others) or (others == [*map(str, range(len(others)))] and len(others) < len(names)):
+    numbers = others == [*map(str, range(len(others)))] and len(others) < len(names) and not {*others} & {*names}
+    if same_classes(names, others) or numbers:
         return [*range(len(others))]
     table = {composed_name(name): i for i, name in enumerate(names)}
     if is_imagenet(names):

@@ -69,7 +69,7 @@ def several_labels(labels: set[str]) -> str | None:
 def _sets_of_classes(root: Path, labels: set[str]) -> tuple[list[str], dict[str, int], np.ndarray]:
     """Class names, the number of every label, and the classes it stands for, [labels, K] of 0 and 1."""
     order = sorted(labels)
-    signs = {label: r"[\s,;|]+" if label[:1].isdigit() else "[,;|]" for label in order}
+    signs = {label: r"[\s,;|]+" if re.fullmatch(r"[\d\s,;|]+", label) else "[,;|]" for label in order}
     rows = [[part.strip() for part in re.split(signs[label], label)] for label in order]
     parts = {part for row in rows for part in row}
     if parts <= {"0", "1"} and len({*map(len, rows)}) == 1:

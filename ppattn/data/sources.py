@@ -45,9 +45,10 @@ for _name, _build in OTHERS.items():
 
 def fixed_parts(data: Data) -> None:
     """Raise `UserError` where the config names the parts of a data set that has two of its own."""
-    for key, given in (("train", data.train), ("val", data.val)):
+    root = data.root if data.name == "digits" else None
+    for key, given in (("train", data.train), ("val", data.val), ("root", root)):
         if given is not None:
-            raise UserError(f"data.{key} = {given!r}: {data.name} has two fixed splits; leave it at null.")
+            raise UserError(f"data.{key} = {given!r}: {data.name} has fixed images; data.name=folder is for your own.")
 
 
 def own_splits(config: Config) -> Splits:
@@ -140,8 +141,8 @@ def leaked_images(splits: Splits, digests: dict[str, str], holdout: int | float 
         if digests.get("val") != digests["train"] == Subset(whole, rest).digest():  # equal names do not tell
             return len(np.intersect1d(rest, own))
     if holdout and isinstance(val, Subset) and val.digest() != digests.get("val"):
-        text = "trained on other images than these: if images were only added or removed, accuracy on the held-out ones"
-        logger.warning("%s is too high; data.holdout=0 data.fold=null evaluates on all images of a new folder", text)
+        text = "trained on other images than these: if some were added or removed, accuracy on the %d held-out ones"
+        logger.warning(f"{text} is too high; data.holdout=0 data.fold=null evaluates on all of a new folder", len(val))
     return 0
 
 

@@ -69,7 +69,8 @@ class Run:
     @property
     def best(self) -> str:
         """What evaluations are compared by."""
-        return self.config.train.best or ("top1" if self.splits.val.table is None else "map")
+        measured = "top1" if self.splits.val.table is None else "map"
+        return self.config.train.best or (measured if self.splits.classes else "cosine")
 
     def images(self, step: int) -> int:
         """Images of a step, of all processes."""

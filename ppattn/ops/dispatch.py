@@ -59,8 +59,7 @@ def status() -> str:
     if _kernels == "fused":
         return "Kernels: softmax attention by Paddle's fused function, everything else plain (fused was asked for)."
     fused = "not in this Paddle" if FUSED is None else "softmax attention fused, everything else plain"
-    elsewhere = "plain" if _kernels == "plain" else fused
-    return f"Kernels: on the CPU {on_cpu}; on other devices {elsewhere}."
+    return f"Kernels: on the CPU {on_cpu}; on other devices {'plain' if _kernels == 'plain' else fused}."
 
 
 def constant(function: Callable) -> Callable:

@@ -45,8 +45,7 @@ class Module(nn.Layer):
         self.block.bias = RelativePositionBias(self.hw[0], spec.num_heads) if case["family"] == "swin_softmax" else None
 
     def forward(self, x):
-        bias = None if self.block.bias is None else self.block.bias()
-        return self.block.attn(x, Context(self.hw, bias))[0]
+        return self.block.attn(x, Context(self.hw, self.block.bias and self.block.bias()))[0]
 
 
 def in_module(case, arrays):

@@ -440,10 +440,10 @@ def test_lavit_is_near_the_published_size(name, params, giga):
     assert abs(row["params"] / 1e6 / params - 1) < 0.05 and abs(row["macs"] / 1e9 / giga - 1) < 0.10
 
 
-@pytest.mark.parametrize("attention", ["softmax", "inline"])
+@pytest.mark.parametrize("attention", ["softmax", "inline", "mhla"])
 def test_a_model_traces_after_paddle_counted_its_operations(attention):
     """paddle.flops leaves buffers of these names in every layer."""
-    model = ppattn.create_model("deit_nano", attention=attention, img_size=(28, 20), num_classes=3, depth=1)
+    model = ppattn.create_model("deit_nano", attention=attention, img_size=(28, 24), num_classes=3, depth=1)
     model.eval()
     for layer in model.sublayers():
         for name in ("total_ops", "total_params"):

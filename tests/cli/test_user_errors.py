@@ -65,7 +65,7 @@ train -c {here}/typo.yaml | typo.yaml:3 | Unknown setting 'optimizer.lrr' | Did 
 -o data.batch_size=1438 | 1437 training images
 -o train.best=map | train.best = map is not measured
 -o data.fold=2/5 data.name=folder data.root={here}/small | data.fold = 2/5
--o data.train=foo | data.train = 'foo' | digits | null
+-o data.train=foo | data.train = 'foo' | digits has fixed images
 -o model.num_classes=7 | num_classes = 7, but the data has 10
 -o augment.rand_augment=strong | rand_augment | strong
 -o 'augment.color_jitter=[0,0,0,0.6]' | color_jitter | hue of at most 0.5
@@ -93,6 +93,7 @@ eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
 eval --run {here}/flat | flat | checkpoint
 eval -c {tiny} | --weights
 export --run {run} | --output
+export --run {run} --output {out} --features --logits | not allowed with
 export --run {run} --output {out} --format tensorrt | tensorrt | onnx
 predict --model {here}/nothing {here}/digit.png | nothing
 predict --model inlin_deit_nano_cifar10 {here}/digit.png | Did you mean 'inline_deit_nano_cifar10'?
@@ -129,6 +130,7 @@ export --run {run} --output {here} | no export | empty or new folder
 benchmark --attentions inlin --output {out} | Did you mean 'inline'?
 benchmark --modes trian --output {out} | trian | train
 benchmark --attentions inline --batch 0 --output {out} | --batch 0
+benchmark --tokens 49 --models deit_tiny | without --models
 benchmark --tokens 50 | '50' is not a grid of tokens | 48x64
 benchmark --tokens 8x8 --attention-options landmarks=pool | --attention-options is for --attentions
 benchmark --tokens 8x8 --dim 10 | --dim 10 | --heads 3
@@ -144,6 +146,9 @@ list models inlin_deit | 'inlin_deit' | Did you mean 'inline_deit
 train -c {here}/own/config.yaml | own/config.yaml exists and was not written by a training
 predict --run {run} {here}/digit.png --csv {run}/checkpoints/best.safetensors | would be overwritten
 -o output=. | a name of its own
+-o data.root={here}/small | digits has fixed images; data.name=folder is for your own
+-o distill.blocks=1 | set distill.teacher
+-o distill.teacher={out} output={out} | is the run folder itself
 -o distill.teacher=nowhere | No weights at 'nowhere'
 -o distill.teacher={run} distill.logits=0 | are all 0: the teacher would have no effect
 -o distill.teacher={run} distill.blocks=0.5 data.labels=false | leaves a teacher's features to learn from
@@ -261,8 +266,7 @@ def test_a_full_disk_behind_stdout():
 
 
 def test_names_are_shown_as_escapes_where_the_terminal_cannot(made, tmp_path):
-    name = tmp_path / "naïve\x1b[31m 猫.png"
-    command = [sys.executable, "tools/check.py", "--data", str(name)]
+    command = [sys.executable, "tools/check.py", "--data", str(tmp_path / "naïve\x1b[31m 猫.png")]
     environment = os.environ | {"PYTHONIOENCODING": "ascii:strict", "LC_ALL": "C"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
     assert done.returncode == 2 and b"na\\xefve\\x1b[31m \\u732b.png" in done.stderr

@@ -215,8 +215,7 @@ def test_a_very_long_picture_takes_little_memory(size, settings):
     image = np.broadcast_to(np.arange(max(size), dtype=np.uint8).reshape(*size, 1), (*size, 3)).copy()
     preprocess = Preprocess((32, 32), crop_ratio=0.875, crop_keep_aspect=True, **settings)
     tracemalloc.start()
-    pixels = preprocess.pixels(image)
-    assert pixels.shape == (32, 32, 3) and tracemalloc.get_traced_memory()[1] < 2**24
+    assert preprocess.pixels(image).shape == (32, 32, 3) and tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
     short = np.ascontiguousarray(image[:1500, :1500])  # resized as a whole, then cut
     whole = preprocess.pixels(short)
@@ -288,7 +287,7 @@ def test_images_that_were_added_hide_a_leak_and_that_is_told(tmp_path, caplog):
     assert leaked_images(before, digests, 4, 42) == 0 and not caplog.text
     fill(tmp_path, ["."], images=13)
     leaked_images(build("folder", tmp_path, holdout=4), digests, 4, 42)
-    assert "4 held-out images, and accuracy on them is too high" in caplog.text
+    assert "accuracy on the 4 held-out ones is too high; data.holdout=0" in caplog.text
 
 
 def test_a_part_and_folds_of_the_training_images(tmp_path):

@@ -100,8 +100,7 @@ def test_links_and_names_lead_to_what_is_there(page):
 
 def programs(text: str) -> list[str]:
     """The code blocks without comments and the spaces before them."""
-    blocks = re.findall(r"```.*?```", text, flags=re.S)
-    return [re.sub(r"(^| +)# .*$", "", block, flags=re.M) for block in blocks]
+    return [re.sub(r"(^| +)# .*$", "", block, flags=re.M) for block in re.findall(r"```.*?```", text, flags=re.S)]
 
 
 @pytest.mark.parametrize("page", CHINESE, ids=name_of)

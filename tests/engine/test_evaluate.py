@@ -230,6 +230,7 @@ def test_imagenet_has_names_in_the_order_of_its_labels():
         assert not same_classes([*one], [*other])
     assert class_numbers(names, ["n02099601", "n07753592"]) == [207, 954]
     assert class_numbers(names, ["banana", "unicorn"]) == [954, None]
+    assert class_numbers(["0", "1", "10", "2"], ["0", "1", "2"]) == [0, 1, 3]  # folders are in this order
     assert class_numbers(["b", "a"], ["a", "b"]) == [1, 0] and class_numbers(["b", "a", "c"], ["0", "1"]) == [0, 1]
 
 
@@ -318,7 +319,7 @@ def several(root, form):
             sets = rng.integers(0, 2, 3)
             sets[rng.integers(3)] = 1
             Image.new("RGB", (8, 8), tuple((255 * sets).tolist())).save(root / part / f"{i}.png")
-            labels = sets.astype(str) if form == "0,1" else np.array(["red", "green", "blue"])[sets > 0]
+            labels = sets.astype(str) if form == "0,1" else np.array(["red", "4 green", "blue"])[sets > 0]
             lines.append(f"{part}/{i}.png\t{','.join(labels)}\n")
         (root / f"{part}_list.txt").write_text("".join(lines))
     if form == "0,1":

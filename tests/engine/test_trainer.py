@@ -5,6 +5,7 @@ import logging
 import math
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -175,6 +176,8 @@ def test_early_stopping(tmp_path):
     progress = Progress(history=[{"top1": top1} for top1 in (0.5, 0.504, None, 0.508, 0.506)])  # small gains add up
     assert (progress.waited(0.005), progress.waited(0.0), progress.waited(0.01)) == (1, 1, 3)
     assert Progress(history=[{"cosine": 0.9, "val_loss": v} for v in (0.5, 0.1, 0.4, 0.3)]).waited(0.0) == 2
+    splits = SimpleNamespace(classes=[], val=SimpleNamespace(table=None))
+    assert build.Run.best.fget(SimpleNamespace(config=tiny(tmp_path), splits=splits)) == "cosine"
 
 
 def test_the_best_of_equal_scores_has_the_lower_loss():

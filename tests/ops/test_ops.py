@@ -127,8 +127,7 @@ def test_nan_and_infinity_pass_through(form):
     assert np.isnan(ops.gelu(x).numpy()[0, 1]) and np.isposinf(ops.gelu(x).numpy()[1, 0])
     assert np.isnan(ops.layer_norm(x, paddle.ones([3]), paddle.zeros([3])).numpy()).all()
     one, power = paddle.ones([1, 1, 3]), paddle.full([1, 1, 1, 3], 3.0)
-    tokens = paddle.to_tensor([[[1.0, np.nan, -2.0]]])
-    found = ops.signed_power(tokens, None, one, power, 1, 1e-12).numpy()[0, 0]
+    found = ops.signed_power(paddle.to_tensor([[[1.0, np.nan, -2.0]]]), None, one, power, 1, 1e-12).numpy()[0, 0]
     assert np.isnan(found[[1, 4]]).any() and np.allclose(found[[0, 2, 3, 5]], [1, 0, 0, 8], rtol=1e-5)
 
 
@@ -352,8 +351,7 @@ def test_linear_attention(form, b, n, heads, r, d, polar):
         swapped = paddle.concat([q[..., r // 2 :], q[..., : r // 2]], -1)
         return merged(paddle.concat([stream(q, k, v[..., : d // 2]), stream(swapped, k, v[..., d // 2 :])], -1))
 
-    arrays = [np.abs(q), np.abs(k), v]
-    check(lambda q, k, v: ops.linear_attention(q, k, v, heads, 0.01, polar), reference, arrays)
+    check(lambda q, k, v: ops.linear_attention(q, k, v, heads, 0.01, polar), reference, [np.abs(q), np.abs(k), v])
 
 
 def test_pairs_of_channels_that_lie_in_two_heads_are_turned(form):
