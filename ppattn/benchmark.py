@@ -328,10 +328,8 @@ def speed_table(rows: list[dict]) -> list[str]:
         own = [speeds.get((row["attention"], tokens)) for tokens in grids]
         figures = [f"{row['ms_per_image']:.2f}", f"{row['memory_mb']:.0f}", f"{row['params']:,}"]
         lines.append([row["attention"], *(f"{speed:.2f}" if speed else "-" for speed in own), *figures])
-    best = []
-    for tokens in grids:
-        row = min((row for row in rows if row["tokens"] == tokens), key=slowness)
-        best.append(f"{tokens:,}: {row['attention']} ({row['against_softmax'] or 0:.2f})")
+    first = [min((row for row in rows if row["tokens"] == tokens), key=slowness) for tokens in grids]
+    best = [f"{row['tokens']:,}: {row['attention']} ({row['against_softmax'] or 0:.2f})" for row in first]
     said = ["Speed of the layer alone, softmax = 1:", *aligned_table(lines), f"The fastest at {', '.join(best)}."]
     if left := {name for name, _ in speeds} - {row["attention"] for row in last}:
         said.append(f"Too slow or too large here at {grids[-1]:,} tokens: {', '.join(sorted(left))}.")
@@ -397,7 +395,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
             began = time.perf_counter()
             step()
             taken.append(time.perf_counter() - began)
-        p50, p95 = (sorted(taken)[int(part * (len(taken) - 1))] for part in (0.5, 0.95))
+        p50, p95 = (sorted(taken)[math.ceil(part * len(taken)) - 1] for part in (0.5, 0.95))
         print(json.dumps({"seconds": sum(taken), "p50": p50, "p95": p95, "peak_mb": _peak_mb()}), file=out, flush=True)
 
 

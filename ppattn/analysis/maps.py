@@ -118,9 +118,9 @@ class Call(NamedTuple):
     def layer_map(self) -> LayerMap:
         side, attn = getattr(self.block, "window", None), self.block.attn
         shift = self.block.shift(self.hw) if side is not None else 0
-        mask = None if self.context.mask is None else self.context.mask.numpy()
-        weights = self.weights().numpy()
-        return LayerMap(self.name, attn, self.hw, attn.spec.num_prefix, self.x, weights, side, shift, mask)
+        mask = attn.key_mask(self.context)
+        found = self.x, self.weights().numpy(), side, shift, None if mask is None else mask.numpy()
+        return LayerMap(self.name, attn, self.hw, attn.spec.num_prefix, *found)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def draw_lines(path: Path, title: str, panels: list[Panel], attentions: Mapping[
             axes = figure.add_subplot(rows, columns, place, sharey=first.get(panel.ylabel))
             first.setdefault(panel.ylabel, axes)
             layers = [name for name in panel.lines if name not in attentions]
-            shades = colormaps["viridis"](np.linspace(0, 0.9, max(1, len(layers))))
+            shades = colormaps["viridis"](np.linspace(0, 0.9, max(len(one.lines) for one in panels)))
             own = style | {name: {"color": shade} for name, shade in zip(layers, shades, strict=False)}
             for name, (xs, ys) in panel.lines.items():
                 axes.plot(xs, ys, marker="o", markersize=4, label=labels.get(name, name), **own[name])

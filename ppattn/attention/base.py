@@ -194,6 +194,10 @@ class Attention(nn.Layer):
         values; None for an attention that is not linear in its values."""
         return None
 
+    def key_mask(self, context: Context) -> Tensor | None:
+        """[G, N, M]: 0 where a query may see a key, and numbers far below where not; None: it may see all."""
+        return context.mask
+
     def values(self, parts: Any, context: Context) -> Tensor:
         """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
         return as_float32(split_heads(self.plain_values(parts), self.num_heads))

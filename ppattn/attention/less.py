@@ -146,8 +146,7 @@ class ScoreDownsample(nn.Layer):
         if keys2[0] > keys[0] or keys2[1] > keys[1]:
             grow = f"has more keys than the stage before it ({keys2} after {keys}): choose other sr_ratios"
             raise UserError(f"less attention: stage {after.stage + 1} {grow}.")
-        grids = (before.grid, after.grid), (keys, keys2)
-        self.factors = [(round(a / c), round(b / d)) for (a, b), (c, d) in grids]
+        self.factors = [(round(a / c), round(b / d)) for (a, b), (c, d) in ((before.grid, after.grid), (keys, keys2))]
         self.query_weight, self.key_weight = (
             self.create_parameter([h, a, b], default_initializer=Constant(1.0 / (a * b))) for a, b in self.factors
         )

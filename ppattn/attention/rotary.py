@@ -110,8 +110,7 @@ class RotaryAttention(Attention):
     def scores(self, parts: Parts, context: Context) -> tuple[Tensor, Tensor]:
         """q~_i . k~_j / N [B, h, N, N] and q_i . mean_j k_j [B, h, N, 1]."""
         q, k, h = parts.q, parts.k, self.num_heads
-        mean = split_heads(k.mean(axis=1, keepdim=True), h)
-        below = paddle.matmul(split_heads(q, h), mean, transpose_y=True)
+        below = paddle.matmul(split_heads(q, h), split_heads(k.mean(axis=1, keepdim=True), h), transpose_y=True)
         rotation = self.rotation(q, context)
         if rotation is not None:
             q, k = ops.rotate(q, *rotation), ops.rotate(k, *rotation)

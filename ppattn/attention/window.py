@@ -9,9 +9,8 @@ softmax attention. Cost per layer: 2 N w^2 C + 4 P N C multiply-accumulates (pro
 
 Option: `window_size` w (7), side in tokens; of a sequence, tokens in a row.
 
-Windows are not shifted and have no position bias. Differences from ViTDet, which drops the class token and lets padded
-places of edge windows be keys: prefix tokens carry what is global into every window, and nothing is padded. In Swin it
-tiles the whole map. JetViT (Zou et al., 2026, arXiv 2605.26636) has such blocks, too.
+Windows are not shifted and have no position bias. ViTDet drops the class token, and padded places of edge windows are
+keys; here prefix tokens carry what is global into every window, and nothing is padded. In Swin it tiles the whole map.
 """
 
 from dataclasses import replace
@@ -72,12 +71,14 @@ class WindowAttention(SoftmaxAttention):
         y = y.reshape([-1, across, a, b, c]).transpose([0, 2, 1, 3, 4])
         return y.flatten(2, 3).reshape([-1, bottom - top, right - left, c])
 
-    def weights(self, parts: PackedParts, context: Context) -> Tensor:
+    def key_mask(self, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw
         row, column = (np.arange(side) // self.window_size for side in (height, width))
         window = (row[:, None] * width + column).reshape(-1)
         seen = np.ones([prefix + height * width] * 2, bool)
         seen[prefix:, prefix:] = window[:, None] == window
+        return paddle.to_tensor(np.where(seen, 0.0, EXCLUDED)[None])
+
+    def weights(self, parts: PackedParts, context: Context) -> Tensor:
         q, k, _ = self.heads(parts)
-        mask = paddle.to_tensor(np.where(seen, 0.0, EXCLUDED)[None]).astype(q.dtype)
-        return softmax(self.logits(q, k), mask=mask)
+        return softmax(self.logits(q, k), mask=self.key_mask(context).astype(q.dtype))

@@ -117,8 +117,7 @@ class SwinBlock(Block):
         spec, self.always_shift = attn.spec, always_shift
         self.shifted = spec.links.shifted
         self.window = spec.grid[0] if attn.windowed else None
-        biased = attn.windowed and attn.uses_bias
-        self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if biased else None
+        self.bias = RelativePositionBias(spec.grid[0], spec.num_heads) if attn.windowed and attn.uses_bias else None
 
     def shift(self, hw: tuple[int, int]) -> int:
         """Tokens by which the windows of a map of this size are shifted; 0 for unshifted or no windows."""

@@ -19,7 +19,7 @@ def run(args: Namespace) -> None:
     if args.to:
         _, model, _, preprocess = ppattn.load_run(args.source)
         arrays, facts = weights.to_timm(model)
-        options.check_output(str(output), [args.source], ".safetensors")
+        options.check_output(str(output), [args.source], "")
         weights.save(output, arrays, None)
         settings = "".join(f"{key}={value!r}, " for key, value in facts.items())
         settings += f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={model.norm.epsilon})"

@@ -74,8 +74,7 @@ class ShardSplit(Split):
         return decode(data, self.name(i), **self.reading)
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
-        rng = np.random.default_rng([seed, epoch])
-        shards = rng.permutation(len(self.names))
+        shards = np.random.default_rng([seed, epoch]).permutation(len(self.names))
         stream = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in shards])
         share = len(stream) // world
         stream = stream[rank * share : (rank + 1) * share]

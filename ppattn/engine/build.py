@@ -221,8 +221,7 @@ def build_model(config: Config, splits: Splits, fresh: bool) -> paddle.nn.Layer:
     lines = model.remarks()
     if fresh and wanted.weights:
         reset = ["head"] if wanted.reset_head else []
-        source = find_weights(wanted.weights, wanted.name)
-        report = weights.load(model, source, wanted.allow, reset, NEW_HEAD)
+        report = weights.load(model, find_weights(wanted.weights, wanted.name), wanted.allow, reset, NEW_HEAD)
         lines += [*str(report).splitlines(), *compare_weights(report.metadata, config, splits)]
     for line in lines:
         logger.info(line)

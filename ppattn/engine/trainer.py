@@ -152,8 +152,7 @@ def synchronise(run: Run, step: int, losses: list[paddle.Tensor]) -> Checked:
     finite. On CPUs before every exchange of gradients, in which Gloo would give up on a process that is late."""
     minutes = (time.monotonic() - run.outputs.saved_at) / 60
     overdue = run.processes.main and minutes > (run.config.train.save_every_minutes or math.inf)
-    values = paddle.stack(losses).numpy()
-    sums = run.processes.sum([bool(run.signals.name), overdue, run.loader.unreadable, *values])
+    sums = run.processes.sum([bool(run.signals.name), overdue, run.loader.unreadable, *paddle.stack(losses).numpy()])
     means = sums[3:] / run.processes.world
     if not np.isfinite(means).all():
         first = f"{run.position(step + 1 - len(losses))} to " if len(losses) > 1 else ""

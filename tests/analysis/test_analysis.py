@@ -127,15 +127,18 @@ def test_measures_count_visible_keys_of_shifted_windows_only():
     assert measures.confusions(found.whole(), 1e-6) == pairs
 
 
-def test_masking_takes_visible_keys_of_shifted_windows_only():
+@pytest.mark.parametrize("backbone", ["swin_nano", "deit_nano"])
+def test_masking_takes_visible_keys_of_windows_only(backbone):
     shape = {"embed_dim": 16, "depths": (2,), "num_heads": (2,), "window_size": 4, "patch_size": 4}
-    model = ppattn.create_model("swin_nano", img_size=32, num_classes=3, **shape)
+    plain = {"attention": "window", "attention_options": {"window_size": 3}, "class_token": True}
+    model = ppattn.create_model(backbone, img_size=32, num_classes=3, **(shape if backbone == "swin_nano" else plain))
     model.eval()
     counts = {}
     for local in (True, False):
         with interventions.masked(model, 3, local) as counts[local]:
             model(paddle.randn([1, 3, 32, 32]))
-    seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()
+    seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()[-64:, -64:]
+    assert seen.sum() < 2000
     expected = (seen & measures.near((8, 8), 3)).sum(-1).mean()
     assert counts[True] == counts[False] and counts[True][1] == pytest.approx(expected)
 

@@ -145,6 +145,7 @@ list models inlin_deit | 'inlin_deit' | Did you mean 'inline_deit
 -o 'data.std=[58.4, 57.1, 57.4]' | data.std = 58.4 | less than or equal to 2
 train -c {here}/own/config.yaml | own/config.yaml exists and was not written by a training
 predict --run {run} {here}/digit.png --csv {run}/checkpoints/best.safetensors | would be overwritten
+predict --run {run} {here}/digit.png --csv {run}/metrics.csv | would be overwritten
 -o output=. | a name of its own
 -o data.root={here}/small | digits has fixed images; data.name=folder is for your own
 -o distill.blocks=1 | set distill.teacher

@@ -18,6 +18,7 @@ from PIL import Image
 from ppattn.cli import main
 from ppattn.data import ImageError, Preprocess, decode, read_image
 from ppattn.data.sources import leaked_images, shared_images
+from ppattn.deploy.predictor import as_array
 from ppattn.errors import UserError
 from scripts import make_shards
 from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_files, config, fill, write_image
@@ -169,6 +170,7 @@ def test_max_value_is_white(tmp_path, bits, suffix, caplog):
     assert ("cat/a." in caplog.text and "data.max_value" in caplog.text) == (bits <= 12)
     scaled = build("folder", tmp_path, max_value=2**bits - 1).train.image(0)
     assert np.array_equal(scaled, np.repeat(np.rint(deep[..., None] / (2**bits - 1) * 255), 3, 2))
+    assert np.array_equal(scaled, as_array(Image.fromarray(deep), "it", Preprocess((9, 7), max_value=2**bits - 1)))
 
 
 def test_colours_of_16_bits_keep_the_upper_ones(tmp_path):

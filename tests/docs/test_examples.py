@@ -96,8 +96,7 @@ def test_example_trains_evaluates_exports_and_predicts(tmp_path, script, short, 
     assert call("digit_scenes.py", "--train", "8", "--val", "3")[0] == 0
     config = ROOT / "examples" / Path(script).parent / "digit_scenes.yaml"
     train = [script, "train", "-c", str(config), "--output", "run", "-o", *short]
-    picture = "data/digit_scenes/images/val_2x_00000.png"
-    predict = ("predict", "--model", "run/export", picture, "--output", "out.png")
+    predict = ["predict", "--model", "run/export", "data/digit_scenes/images/val_2x_00000.png", "--output", "out.png"]
     for command in (train, [script, "export", "--run", "run"], [script, *predict]):
         code, text = call(*command)
         assert code == 0, text[-3000:]

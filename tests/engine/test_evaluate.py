@@ -375,8 +375,7 @@ def test_four_channels_of_twelve_bits_are_evaluated_exported_and_analysed(tmp_pa
     assert again["loss"] == pytest.approx(metrics["loss"], abs=1e-4)
     (row,) = read_json(tmp_path / "run/analysis/gradcam.json")["runs"]["run"]
     _, model, _, preprocess = load_run(run)
-    levels = np.rint(np.load(file) / 4095 * 255) / 255
-    image = (levels - np.resize(preprocess.mean, 4)) / np.resize(preprocess.std, 4)
+    image = (np.rint(np.load(file) / 4095 * 255) / 255 - np.resize(preprocess.mean, 4)) / np.resize(preprocess.std, 4)
     logits = model(paddle.to_tensor(image.transpose(2, 0, 1)[None].astype("float32")))
     assert row["logit"] == pytest.approx(float(logits.max()), abs=1e-4)
 

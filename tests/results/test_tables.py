@@ -70,8 +70,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
     (bench / "cifar10.json").write_text(json.dumps({"environment": ENVIRONMENT, "rows": speeds}))
 
     def run(*arguments):
-        code = tables(list(arguments), tmp_path, tmp_path / "grid.csv")
-        return code, capsys.readouterr().out
+        return tables(list(arguments), tmp_path, tmp_path / "grid.csv"), capsys.readouterr().out
 
     code, out = run("--check")
     assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_pflop.svg" in out

@@ -84,8 +84,7 @@ def test_a_name_is_enough_to_predict(option, tmp_path, capsys):
     _, model, classes, preprocess = ppattn.load_run(NAMES[0])
     with paddle.no_grad():
         logits = model(paddle.to_tensor(preprocess(picture[..., ::-1])[None])).numpy()[0].astype("float64")
-    expected = np.exp(logits) / np.exp(logits).sum()
-    assert shown == pytest.approx(dict(zip(classes, expected, strict=True)), abs=2e-6)
+    assert shown == pytest.approx(dict(zip(classes, np.exp(logits) / np.exp(logits).sum(), strict=True)), abs=2e-6)
     assert preprocess.img_size == model.img_size and preprocess.std != (1.0, 1.0, 1.0)
 
 
