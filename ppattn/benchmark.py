@@ -401,8 +401,7 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
 
 def _peak_mb() -> float:
     """Peak RSS of this process only (getrusage includes the parent's)."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def random_batches(batch: int, img_size: tuple[int, int], channels: int = 3) -> Iterator:

@@ -203,8 +203,7 @@ def entropy(subjects: list[Subject], path: Path) -> Report:
 
     def measure(found, before):
         rank = measures.effective_rank(found.weights) / min(found.weights.shape[-2:])
-        row = {"entropy": measures.entropy(found), "effective_rank": rank}
-        return row | (interventions.polarity(found) or {})
+        return {"entropy": measures.entropy(found), "effective_rank": rank} | (interventions.polarity(found) or {})
 
     report = per_layer(subjects, measure)
     panels = [

@@ -100,8 +100,7 @@ class LessAttention(SoftmaxAttention):
         return LessParts(scores, softmax(scores, mask=context.mask), v)
 
     def attend(self, parts: LessParts, context: Context) -> Tensor:  # type: ignore[override]
-        weights = dropout(parts.weights, self.spec.attn_drop, self.training)
-        return merge_heads(paddle.matmul(weights, parts.v))
+        return merge_heads(paddle.matmul(dropout(parts.weights, self.spec.attn_drop, self.training), parts.v))
 
     def next_state(self, parts: LessParts, context: Context) -> LayerState:
         """The scores of this layer instead of the last ones, and its part of the diagonality loss."""

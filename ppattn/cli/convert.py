@@ -16,6 +16,8 @@ def run(args: Namespace) -> None:
 
     ppattn.setup(device="cpu", seed=0)
     output = Path(args.output if args.output.endswith(".safetensors") else f"{args.output}.safetensors")
+    if args.to and ({args.model, args.part, args.attention, args.num_classes} != {None} or args.allow or args.img_size):
+        raise UserError("--to takes --from and --output only: a run or model as it is.")
     if args.to:
         _, model, _, preprocess = ppattn.load_run(args.source)
         arrays, facts = weights.to_timm(model)
@@ -42,7 +44,8 @@ def run(args: Namespace) -> None:
         report = weights.convert(model, source, args.allow, args.part)
         arguments |= {"name": name, "img_size": list(model.img_size), **report.constants}
         arguments.pop("num_classes", None)  # the tensors tell
-        pixels, classes, known = settings_beside_weights(source.parent, model.num_classes)
+        heads = model.blocks_flat()[0].attn.num_heads
+        pixels, classes, known = settings_beside_weights(source.parent, model.num_classes, heads)
         found = {"classes": classes} if classes else {}
         begin(f"writing {output}")
         untrained = [text.partition(" ")[0] for text in report.missing]

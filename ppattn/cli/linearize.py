@@ -27,8 +27,7 @@ def run(args: Namespace) -> None:
     names = [name.strip() for name in args.to.split(",")]
     request = Request(**{name: getattr(args, name) for name in same}, to=names, blocks=blocks, options=given)
     base = base_config(args.model, args.config, args.data, args.output, args.override)
-    report = linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))
-    print(summary(report))
+    print(summary(linearize(request, base, " ".join(sys.argv), lambda line: print(line, flush=True))))
 
 
 def summary(report: dict) -> str:

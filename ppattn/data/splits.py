@@ -65,8 +65,7 @@ class Split:
 
     def train_order(self, seed: int, epoch: int, rank: int, world: int, repeats: int) -> np.ndarray:
         """[n, 2]: index and copy (0..repeats - 1) of what process `rank` of `world` sees in an epoch, in order."""
-        order = np.random.default_rng([seed, epoch]).permutation(len(self))
-        return with_copies(order, repeats)[rank::world]
+        return with_copies(np.random.default_rng([seed, epoch]).permutation(len(self)), repeats)[rank::world]
 
 
 def with_copies(order: np.ndarray, repeats: int) -> np.ndarray:

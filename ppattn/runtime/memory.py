@@ -22,8 +22,7 @@ def free() -> float:
 
     if paddle.device.get_device() == "cpu":
         return host()
-    total = paddle.device.cuda.get_device_properties().total_memory
-    return (total - paddle.device.cuda.memory_reserved()) / 1e6
+    return (paddle.device.cuda.get_device_properties().total_memory - paddle.device.cuda.memory_reserved()) / 1e6
 
 
 def allocated() -> float:

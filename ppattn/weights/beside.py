@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ppattn.data.classes import check_names, class_file
-from ppattn.errors import reading_untrusted
+from ppattn.errors import UserError, reading_untrusted
 from ppattn.settings import Data
 
 FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic", 4: "area"}  # by Pillow's numbers
@@ -37,12 +37,15 @@ def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
     return {"mean": tree["mean"], "std": tree["std"], "crop_keep_aspect": mode == "center", **rest}
 
 
-def settings_beside_weights(folder: Path, outputs: int) -> tuple[dict[str, Any], list[str], list[str]]:
+def settings_beside_weights(folder: Path, outputs: int, heads: int = 0) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
-    From the JSON files of transformers or timm, or a list of labels of PaddleClas; `outputs`: the model's classes.
+    From the JSON files of transformers or timm, or a list of labels of PaddleClas. `outputs`: the model's classes;
+    `heads`: those of its blocks, which no shape tells, if others are to be refused.
     """
     config, said = _read(source := folder / "config.json"), list[str]()
+    if heads and isinstance(theirs := config.get("num_attention_heads", heads), int) and theirs != heads:
+        raise UserError(f"{source} has {theirs} heads, the model {heads}: name one that has as many.")
     timm, pixels = config.get("pretrained_cfg") or (config if "mean" in config else {}), dict[str, Any]()
     file = folder / "preprocessor_config.json"
     if processor := _read(file) or timm:

@@ -396,8 +396,7 @@ def test_traced_macs_equal_the_closed_form(name):
     shape = {"sr_ratios": [2 if name in ("soft", "soft_norm") else 1], "patch_size": 4, "class_token": False}
     more = {"stem": "patch", "cpe": False, "attention_options": options.get(name)}
     model = ppattn.create_model("pvt_nano", attention=name, **shape, **more, **arguments)
-    m = 9 if name in ("soft", "soft_norm", *options) else n
-    layers = depth * layer_macs(name, n, m, c, h)
+    layers = depth * layer_macs(name, n, 9 if name in ("soft", "soft_norm", *options) else n, c, h)
     if name == "less":  # the first layer is vanilla
         layers += layer_macs("softmax", n, n, c, h) - layer_macs("less", n, n, c, h)
     expected = 48 * n * c + layers + depth * 4 * n * c * c + c * model.num_classes

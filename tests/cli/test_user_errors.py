@@ -93,6 +93,7 @@ eval --run inline_deit_nano_cifar10 -c {tiny} | -c is for --weights
 eval --run {here}/flat | flat | checkpoint
 eval -c {tiny} | --weights
 export --run {run} | --output
+convert --to timm --from {run} --output {out} --num-classes 0 | --to takes --from and --output only
 export --run {run} --output {out} --features --logits | not allowed with
 export --run {run} --output {out} --format tensorrt | tensorrt | onnx
 predict --model {here}/nothing {here}/digit.png | nothing

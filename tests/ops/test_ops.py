@@ -271,8 +271,7 @@ def merged(x):
 
 @pytest.mark.parametrize("b, prefix, grid, heads, d", ATTENTIONS)
 def test_softmax_attention(form, b, prefix, grid, heads, d):
-    n = prefix + grid[0] * grid[1]
-    (qkv,) = random(10, (b, n, 3 * heads * d))
+    (qkv,) = random(10, (b, prefix + grid[0] * grid[1], 3 * heads * d))
 
     def reference(qkv):
         q, k, v = (heads_first(t, heads) for t in qkv.chunk(3, axis=-1))
