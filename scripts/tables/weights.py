@@ -120,8 +120,8 @@ def linearized_seconds_table(results: Results) -> str:
 
 
 def dinov3_table(results: Results) -> str:
-    """Inference of DINOv3 with one attention in every block, by the side of the image."""
-    rows = {(*r["name"].split(), r["img_size"].partition("x")[0]): r for r in results.csv("linearize/dinov3.csv")}
+    """Inference of DINOv3 with one attention or two, by the side of the image."""
+    rows = {(*r["name"].rsplit("_", 1), r["img_size"].split("x")[0]): r for r in results.csv("linearize/dinov3.csv")}
     models, names, sides = (list(dict.fromkeys(key[i] for key in rows)) for i in range(3))
     body = []
     for model in models:
