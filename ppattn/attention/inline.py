@@ -95,5 +95,4 @@ class DynamicKernel(nn.Layer):
         h, d, _ = self.hidden_weight.shape
         token = ops.token_mean(x).reshape([-1, h, d]).transpose([1, 0, 2])
         token = F.gelu(paddle.bmm(token, self.hidden_weight) + self.hidden_bias)
-        kernel = paddle.bmm(token, self.taps_weight) + self.taps_bias
-        return kernel.transpose([1, 0, 2]).reshape([-1, h * d, 9])
+        return (paddle.bmm(token, self.taps_weight) + self.taps_bias).transpose([1, 0, 2]).reshape([-1, h * d, 9])

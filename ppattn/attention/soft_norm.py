@@ -6,7 +6,7 @@ As SOFT (see soft.py), but the pseudo-inverse is scaled by the row sums D of K2 
 
 Newton steps V <- 2V - V K2 V start from V0 = a K2 with a = 1.98 / (largest row sum)^2, halved up to ten times while
 the largest absolute column sum of I - a K2 K2 exceeds 1.01. The gradient is that of the iteration itself, which often
-has not converged to the inverse. Cost per layer: that of SOFT and h m^3; the parameters grow, too.
+has not converged to the inverse. Cost per layer: that of SOFT and h m^3; parameters grow with the grid.
 
 Options: those of SOFT, and `newton_start`: "matrix" (default: one a per image and head) or "batch" (published: one a
 for the batch and all heads, so that the output for an image depends on the rest of its batch).

@@ -45,10 +45,11 @@ for _name, _build in OTHERS.items():
 
 def fixed_parts(data: Data) -> None:
     """Raise `UserError` where the config names the parts of a data set that has two of its own."""
-    root = data.root if data.name == "digits" else None
-    for key, given in (("train", data.train), ("val", data.val), ("root", root)):
+    for key, given in (("train", data.train), ("val", data.val)):
         if given is not None:
             raise UserError(f"data.{key} = {given!r}: {data.name} has fixed images; data.name=folder is for your own.")
+    if data.name == "digits" and data.root:
+        logger.warning("data.root = %r has no effect: digits has fixed images; set data.name=folder, too", data.root)
 
 
 def own_splits(config: Config) -> Splits:

@@ -148,7 +148,6 @@ train -c {here}/own/config.yaml | own/config.yaml exists and was not written by 
 predict --run {run} {here}/digit.png --csv {run}/checkpoints/best.safetensors | would be overwritten
 predict --run {run} {here}/digit.png --csv {run}/metrics.csv | would be overwritten
 -o output=. | a name of its own
--o data.root={here}/small | digits has fixed images; data.name=folder is for your own
 -o distill.blocks=1 | set distill.teacher
 -o distill.teacher={out} output={out} | is the run folder itself
 -o distill.teacher=nowhere | No weights at 'nowhere'

@@ -72,10 +72,12 @@ def test_other_layouts_are_refused_with_what_is_there(tmp_path, make, said):
     build_refused(said, "folder", tmp_path, holdout=2)
 
 
-def test_a_single_class_is_told(tmp_path, caplog):
+def test_a_single_class_and_a_root_without_effect_are_told(tmp_path, caplog):
     fill(tmp_path, ["train", "val"], classes=("everything",))
     build("folder", tmp_path)
     assert "single class, 'everything'" in caplog.text
+    build("digits", tmp_path)
+    assert "data.root = " in caplog.text and "has no effect: digits has fixed images" in caplog.text
 
 
 def written(root, lines, classes=None):
