@@ -224,7 +224,7 @@ def resize_grid(
     (height, width), channels = built, table.shape[2]
     prefix, grid = table[:, :num_prefix], table[:, num_prefix:]
     moved = abs(target[0] - height) + abs(target[1] - width)
-    add = 0.1 * paddle.clip(moved, 0, 1) if is_dynamic(moved) else 0.1
+    add = 0.1 * paddle.clip(moved, 0, 1) if mode == "offset" and is_dynamic(moved) else 0.1
     rows = interpolation_matrix(height, target[0], table.dtype, mode, add)
     columns = interpolation_matrix(width, target[1], table.dtype, mode, add)
     grid = paddle.matmul(rows, grid.reshape([height, width * channels]))  # since oneDNN does not resize tables

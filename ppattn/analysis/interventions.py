@@ -30,7 +30,7 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
     def mask_output(layer, inputs, outputs):
         x, context = inputs[0], as_context(inputs[1])
         parts, prefix = layer.project(x, context), layer.spec.num_prefix
-        weights, mask = layer.attention_map(x, context), layer.key_mask(context)
+        weights, mask = layer.attention_map(x, context, parts), layer.key_mask(context)
         if weights.shape[2] != weights.shape[3]:
             return outputs
         visible = np.array([True]) if mask is None else mask.numpy()[:, prefix:, prefix:] > -1

@@ -202,10 +202,10 @@ class Attention(nn.Layer):
         """The values [B, h, M, d] that belong to the weights: the global term is `weights @ values`, heads merged."""
         return as_float32(split_heads(self.plain_values(parts), self.num_heads))
 
-    def attention_map(self, x: Tensor, context: Context | tuple[int, int]) -> Tensor:
-        """`weights` for the arguments of `forward`; raises `UserError` where there are none."""
+    def attention_map(self, x: Tensor, context: Context | tuple[int, int], parts: Any = None) -> Tensor:
+        """`weights` for the arguments of `forward`, from `parts` if known; raises `UserError` where there are none."""
         context = as_context(context)
-        weights = self.weights(self.project(x, context), context)
+        weights = self.weights(self.project(x, context) if parts is None else parts, context)
         if weights is None:
             raise UserError(f"{type(self).__name__} is not linear in its values and has no attention map.")
         return weights

@@ -30,9 +30,9 @@ def run(args: Namespace) -> None:
         check_above_zero(f"--{option}", getattr(args, option))
     if args.attention_options and (args.tokens or not args.attentions):
         raise UserError("--attention-options is for --attentions of models; --tokens ranks them with their defaults.")
-    if args.tokens and (args.models or args.folder or args.engines or args.dtype):
-        raise UserError("--tokens ranks attention layers alone, without --models, --folder, --engines and --dtype.")
     if args.tokens:
+        if args.models or args.folder or args.engines or args.dtype:
+            raise UserError("--tokens ranks attention layers alone, without --models, --folder, --engines and --dtype.")
         return _rank(args)
     args.seconds = args.seconds or 1.5
     if not args.output:

@@ -13,7 +13,7 @@ from ppattn.errors import UserError, did_you_mean
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse to overwrite an input, or, in a folder that is read, a file without this `suffix`."""
+    """Refuse to overwrite an input, or, in a folder that is read, metrics.csv or a file without this `suffix`."""
     target = Path(os.path.realpath(path))
     for one in inputs if target.exists() else ():
         source = Path(os.path.realpath(one)) if one else None

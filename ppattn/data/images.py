@@ -54,12 +54,13 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
         raise ImageError(f"{name} is a truncated JPEG.")
     try:
         if channels > 3 or max_value or data.startswith(b"\x93NUMPY"):
-            return from_array(_numbers_of(data, channels), name, max_value, channels)
-        if jpeg in (1, 3) or data.startswith(b"\x89PNG"):
+            if (numbers := _numbers_of(data, channels)) is not None:
+                return from_array(numbers, name, max_value, channels)
+        elif jpeg in (1, 3) or data.startswith(b"\x89PNG"):
             image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
             return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # None raises
         with _opened(data) as picture:
-            return image_from_pillow(picture, name)
+            return image_from_pillow(picture, name, max_value, channels)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # of many kinds
@@ -75,8 +76,8 @@ def _opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
 
 
-def _numbers_of(data: bytes, channels: int) -> np.ndarray:
-    """The numbers in a file, [h, w] or [h, w, c], of any type."""
+def _numbers_of(data: bytes, channels: int) -> np.ndarray | None:
+    """The numbers in a file, [h, w] or [h, w, c], of any type; None where Pillow knows them best."""
     if data.startswith(b"\x93NUMPY"):
         array = np.load(io.BytesIO(data), allow_pickle=False)
         first = array.ndim == 3 and array.shape[0] in (1, 3, channels) and array.shape[2] not in (1, 3, channels)
@@ -87,9 +88,7 @@ def _numbers_of(data: bytes, channels: int) -> np.ndarray:
     deep: Any = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
     if deep is not None and deep.dtype != np.uint8:  # Pillow reads 8 bits of each colour
         return deep[..., [2, 1, 0, 3][: deep.shape[2]]] if deep.ndim == 3 else deep
-    with _opened(data) as picture:
-        picture = ImageOps.exif_transpose(picture)
-        return np.asarray(picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture)
+    return None
 
 
 def from_array(array: np.ndarray, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
@@ -116,8 +115,12 @@ def is_one_colour(image: np.ndarray) -> bool:
     return int(image.max()) - int(image.min()) < 16
 
 
-def image_from_pillow(picture: Image.Image, name: str = "The image") -> np.ndarray:
-    """A picture of Pillow as uint8 RGB, see `decode`; raises `ImageError` for numbers of 32 bits."""
+def image_from_pillow(picture: Image.Image, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
+    """A picture of Pillow as uint8 [h, w, channels], see `decode`; `ImageError` for 32 bits without `max_value`."""
+    if channels > 3 or max_value:
+        picture = ImageOps.exif_transpose(picture)
+        picture = picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture
+        return from_array(np.asarray(picture), name, max_value, channels)
     if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):  # these have 16 bits
         raise ImageError(f"{name} holds numbers of 32 bits, whose range is not known: set data.max_value.")
     picture = ImageOps.exif_transpose(picture)

@@ -44,7 +44,7 @@ for _name, _build in OTHERS.items():
 
 
 def fixed_parts(data: Data) -> None:
-    """Raise `UserError` where the config names the parts of a data set that has two of its own."""
+    """`UserError` where the config names parts of a data set that has its own; a warning for a root of the digits."""
     for key, given in (("train", data.train), ("val", data.val)):
         if given is not None:
             raise UserError(f"data.{key} = {given!r}: {data.name} has fixed images; data.name=folder is for your own.")

@@ -10,10 +10,10 @@ from timeit import repeat
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ppattn.data import Preprocess, decode
-from ppattn.data.images import from_array, image_from_pillow
+from ppattn.data.images import image_from_pillow
 from ppattn.deploy.checks import TOLERANCE, output_difference, output_probabilities
 from ppattn.deploy.engines import Engine, on_gpu, open_engine, silenced
 from ppattn.deploy.folder import ABOUT, GOLDEN, read_about
@@ -180,10 +180,8 @@ def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
     """An image as `predict` takes it -> uint8 [H, W, C] as the preprocessing does."""
     if isinstance(image, (str, Path)):
         return preprocess.read(image)
-    if isinstance(image, Image.Image) and (preprocess.max_value or preprocess.planes > 3):
-        return from_array(np.asarray(ImageOps.exif_transpose(image)), name, preprocess.max_value, preprocess.planes)
     if isinstance(image, Image.Image):
-        return image_from_pillow(image, name)
+        return image_from_pillow(image, name, preprocess.max_value, preprocess.planes)
     if isinstance(image, bytes):
         return decode(image, name, preprocess.max_value, preprocess.planes)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):

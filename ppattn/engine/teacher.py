@@ -32,9 +32,9 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
     if not config.data.labels and (wanted.teacher is None or wanted.labels or wanted.logits):
         rest = "set distill.teacher and distill.features, and distill.labels and distill.logits to 0"
         raise UserError(f"data.labels = false leaves a teacher's features to learn from: {rest}.")
-    if wanted.teacher is None and (wanted.blocks or wanted.attention or wanted.features):
-        raise UserError("distill.blocks, attention and features are for a teacher: set distill.teacher.")
     if wanted.teacher is None:
+        if wanted.blocks or wanted.attention or wanted.features:
+            raise UserError("distill.blocks, attention and features are for a teacher: set distill.teacher.")
         return None
     if Path(wanted.teacher).resolve() == Path(config.output).resolve():
         raise UserError("distill.teacher is the run folder itself: set another output.")

@@ -40,8 +40,7 @@ def _of_timm(tree: dict[str, Any]) -> dict[str, Any]:
 def settings_beside_weights(folder: Path, outputs: int, heads: int = 0) -> tuple[dict[str, Any], list[str], list[str]]:
     """Settings of `data`, class names, and sentences that say what was found and what not.
 
-    From the JSON files of transformers or timm, or a list of labels of PaddleClas. `outputs`: the model's classes;
-    `heads`: those of its blocks, which no shape tells, if others are to be refused.
+    From the JSON files of transformers or timm, or labels of PaddleClas. `outputs`, `heads`: the model's (0: any).
     """
     config, said = _read(source := folder / "config.json"), list[str]()
     if heads and isinstance(theirs := config.get("num_attention_heads", heads), int) and theirs != heads:
