@@ -1,4 +1,4 @@
-"""Entry points of `paddle.hub`: every zoo model by its name.
+"""Entry points of `paddle.hub`: the models of `ppattn.list_models()` by name.
 
 paddle.hub.load("path/to/this/folder", "inline_deit_tiny", source="local", num_classes=10)
 """

@@ -78,7 +78,8 @@ SECTIONS = {
 
 `deit_nano`, a plain transformer with patches of 4 pixels, initialised with its CIFAR-10 weights, under a linear layer
 that predicts all pixels of a token; 1,500 steps of 8 scenes of 128 pixels; `_2x`: 256 pixels. Milliseconds per image
-and megabytes of a batch of 8 of `deit_nano` alone, two threads of an Intel Xeon (`ppattn benchmark`, speed.csv).
+and megabytes of a batch of 8 of `deit_nano` alone, two threads of an Intel Xeon (`ppattn benchmark`, speed.csv; ratios
+on other pages are medians over its rounds).
 """,
 }
 SPEEDS = {
