@@ -417,15 +417,13 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
     import numpy as np
 
     import ppattn
-    from ppattn import ops
 
     facts: dict[str, list] = {}
     for name, folder in spec.imports.items():
         import_modules([name], folder)
     if spec.settings != "none":
-        facts["setup"] = ppattn.setup(threads=spec.threads, seed=0)
-    if spec.settings == "plain":
-        ops.enable("plain")
+        kernels = "plain" if spec.settings == "plain" else None
+        facts["setup"] = ppattn.setup(threads=spec.threads, seed=0, kernels=kernels)
     import paddle
 
     if spec.engine == "gemm":

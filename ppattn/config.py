@@ -214,7 +214,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         tree = tree | {"imports": [*IMPORTED]}
     model = tree.get("model", {})
     if isinstance(model, dict) and isinstance(name := model.get("name", Model().name), str):
-        name = zoo.known(name) or name
+        name = zoo.table.known(name) or name
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
         own = type(schema.model_fields["model"].default).model_fields

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor, nn
-from paddle.nn.initializer import Constant, Normal, Uniform, XavierNormal
+from paddle.nn.initializer import Constant, Normal, Uniform
 
 from ppattn import ops
 from ppattn.errors import UserError
@@ -30,14 +30,6 @@ class Linear(nn.Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, self.bias)
-
-
-def xavier(model: nn.Layer) -> None:
-    """Initialise the weights of all Linear layers with variance 2 / (in + out) (Glorot and Bengio, 2010, eq. 12)."""
-    draw = XavierNormal()
-    for layer in model.sublayers():
-        if isinstance(layer, Linear):
-            draw(layer.weight)
 
 
 def kaiming(model: nn.Layer) -> None:
@@ -61,13 +53,6 @@ class LayerNorm(nn.Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
-
-
-def set_norm_eps(model: nn.Layer, epsilon: float) -> None:
-    """Give every LayerNorm of a model this epsilon."""
-    for layer in model.sublayers():
-        if isinstance(layer, LayerNorm):
-            layer.epsilon = epsilon
 
 
 class Conv2D(nn.Conv2D):

@@ -16,9 +16,10 @@ import paddle
 from ppattn.attention import ATTENTIONS, Attention, Context
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.backbones.base import Block
-from ppattn.backbones.swin import partition_windows, roll_map
+from ppattn.backbones.swin import roll_map
 from ppattn.errors import UserError
 from ppattn.layers import evaluating
+from ppattn.ops import partition_windows
 from ppattn.runtime import memory
 
 
@@ -70,7 +71,7 @@ class LayerMap:
         (h, w), side = self.hw, self.window
         tokens = np.full((1, -(-h // side) * side, -(-w // side) * side, 1), -1)
         tokens[0, :h, :w, 0] = np.arange(h * w).reshape(h, w)
-        return partition_windows(roll_map(paddle.to_tensor(tokens), -self.shift), side)[..., 0].numpy()
+        return partition_windows(roll_map(paddle.to_tensor(tokens), -self.shift), side, side)[..., 0].numpy()
 
     def assembled(self, maps: np.ndarray) -> np.ndarray:
         """[G, h, N, M], a map per window, as [h, P + H * W, M]."""

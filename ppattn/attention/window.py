@@ -22,7 +22,7 @@ from paddle import Tensor
 from ppattn.attention.base import AttentionSpec, Context, PackedParts, register_attention
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
-from ppattn.ops import is_dynamic, softmax
+from ppattn.ops import is_dynamic, merge_windows, partition_windows, softmax
 from ppattn.ops.attention import EXCLUDED
 from ppattn.validation import Positive
 
@@ -60,16 +60,14 @@ class WindowAttention(SoftmaxAttention):
         """Attention in the equal windows of a rectangle, the spans `rows` and `columns`, of the map grid [B, H, W, 3C]
         of q, k, v; shared k, v [B, P, 2C] of the prefix."""
         (top, bottom, a), (left, right, b), c = rows, columns, self.spec.dim
-        across = (right - left) // b
-        x = grid[:, top:bottom, left:right].reshape([-1, a, across, b, 3 * c]).transpose([0, 2, 1, 3, 4])
-        x = x.flatten(0, 1).flatten(1, 2)
+        height, width = bottom - top, right - left
+        x = partition_windows(grid[:, top:bottom, left:right], a, b)
         if self.spec.num_prefix:
-            shared = shared.unsqueeze(1).tile([1, (bottom - top) // a * across, 1, 1]).flatten(0, 1)
+            shared = shared.unsqueeze(1).tile([1, height // a * (width // b), 1, 1]).flatten(0, 1)
             y = self.weighted(x[:, :, :c], paddle.concat([shared, x[:, :, c:]], axis=1))
         else:
             y = self.weighted(x)
-        y = y.reshape([-1, across, a, b, c]).transpose([0, 2, 1, 3, 4])
-        return y.flatten(2, 3).reshape([-1, bottom - top, right - left, c])
+        return merge_windows(y, (height, width), a, b)
 
     def key_mask(self, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw

@@ -163,7 +163,7 @@ class Backbone(nn.Layer):
         super().__init__()
         height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.img_size, self.in_chans, self.num_classes = (height, width), in_chans, num_classes
-        self.feat_channels, self.strides = feat_channels, strides
+        self.name, self.feat_channels, self.strides = type(self).__name__, feat_channels, strides
         self.recompute = False  # each block in the backward pass, instead of keeping its activations
         self.record: list | None = None  # to which the output of every block is appended, see `recording_blocks`
         self.arguments: dict[str, Any] = {}  # of the constructor, where `create_model` built it
@@ -232,7 +232,7 @@ class Backbone(nn.Layer):
         """
         last, maps = self.intermediates(self.checked(x), norm)
         wanted = range(-indices, 0) if isinstance(indices, int) else range(len(maps)) if indices is None else indices
-        if not all(-len(maps) <= i < len(maps) for i in wanted):
+        if not all(-len(maps) <= i < len(maps) for i in wanted) or not len(wanted):
             raise UserError(f"indices = {indices} is not allowed: there are {len(maps)} maps.")
         return last, [maps[i] for i in sorted(i % len(maps) for i in wanted)]
 
@@ -259,7 +259,7 @@ class Backbone(nn.Layer):
             other.training = layer.training
             if isinstance(layer, LayerNorm):
                 other.epsilon = layer.epsilon
-        fresh.recompute, fresh.arguments = self.recompute, self.arguments
+        fresh.name, fresh.recompute, fresh.arguments = self.name, self.recompute, self.arguments | self.sized(img_size)
         own = ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set")
         self.__dict__.update({key: value for key, value in vars(fresh).items() if key[0] != "_" or key in own})
 

@@ -137,8 +137,8 @@ class SwinBlock(Block):
         if shift or padded != (h, w):
             mask = window_mask(hw, padded, window, shift, x.dtype)
         context = Context((window, window), bias, mask, state)
-        y, state = self.attn(partition_windows(roll_map(x, -shift), window), context)
-        y = roll_map(merge_windows(y, padded, window), shift)
+        y, state = self.attn(ops.partition_windows(roll_map(x, -shift), window, window), context)
+        y = roll_map(ops.merge_windows(y, padded, window, window), shift)
         if padded != (h, w):
             y = y[:, :h, :w]
         return y.reshape([-1, h * w, c]), state
@@ -193,19 +193,6 @@ def roll_map(x: Tensor, shift: int) -> Tensor:
         return x
     x = paddle.concat([x[:, -shift:], x[:, :-shift]], axis=1)
     return paddle.concat([x[:, :, -shift:], x[:, :, :-shift]], axis=2)
-
-
-def partition_windows(x: Tensor, window: int) -> Tensor:
-    """[B, H, W, C] -> [B * G, window^2, C], the window index running fastest after the image."""
-    w, c = x.shape[2:]
-    x = x.reshape([-1, window, w // window, window, c]).transpose([0, 2, 1, 3, 4])
-    return x.flatten(0, 1).flatten(1, 2)
-
-
-def merge_windows(x: Tensor, hw: tuple[int, int], window: int) -> Tensor:
-    """The inverse of `partition_windows`."""
-    x = x.reshape([-1, hw[1] // window, window, window, x.shape[2]]).transpose([0, 2, 1, 3, 4])
-    return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])
 
 
 @ops.constant

@@ -24,7 +24,7 @@ def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) ->
 
 def is_name(model: str | None) -> bool:
     """Whether `--model` is the name of a model, which `--run` takes too, and no folder."""
-    return model is not None and zoo.known(model) is not None and not os.path.exists(model)
+    return model is not None and zoo.table.known(model) is not None and not os.path.exists(model)
 
 
 def open_export(model: str, engine: str | None = None) -> Any:

@@ -79,7 +79,8 @@ def _model(args: Namespace) -> tuple[Any, Any, list[str]]:
     config, model, classes, preprocess = load_run(args.run or args.model)
     model.check_images()
     if args.features:
-        model.head, classes = nn.Identity(), []
+        model.reset_classifier(0)
+        classes = []
     last = nn.Sigmoid() if config.loss.name == "bce" else nn.Softmax()
     return model_runner(nn.Sequential(model, last) if classes else model), preprocess, classes
 

@@ -149,15 +149,19 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     return split
 
 
-def unlabelled(folder: Path) -> Splits:
-    """All images of a folder, in both parts. Labels are the folders of the images, if each has two or more."""
-    files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed_name(str(path)).split(os.sep))
-    paths = [str(path.relative_to(folder)) for path in files]
-    if len(paths) < 2:
-        raise UserError(f"{folder} holds {len(paths)} images ({', '.join(SUFFIXES)}); two or more are needed.")
-    _, labels, counts = np.unique([Path(path).parent.name for path in paths], return_inverse=True, return_counts=True)
-    split = FileSplit(folder, paths, labels if counts.min() > 1 else 0 * labels)
-    return Splits(split, split, [])
+def unlabelled(*parts: Path) -> Splits:
+    """All images of two folders, which may be the same. Labels are their folders, if each has two or more."""
+    paths: dict[Path, list[str]] = {}
+    for folder in dict.fromkeys(parts):
+        files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed_name(str(path)).split(os.sep))
+        paths[folder] = [str(path.relative_to(folder)) for path in files]
+        if len(files) < 2:
+            raise UserError(f"{folder} holds {len(files)} images ({', '.join(SUFFIXES)}); two or more are needed.")
+    names = [Path(path).parent.name for part in paths.values() for path in part]
+    _, labels, counts = np.unique(names, return_inverse=True, return_counts=True)
+    first, second = np.split(labels if counts.min() > 1 else 0 * labels, [len(paths[parts[0]])])
+    train = FileSplit(parts[0], paths[parts[0]], first)
+    return Splits(train, FileSplit(parts[1], paths[parts[1]], second) if len(second) else train, [])
 
 
 def folders(config: Config, name: str) -> Splits:
@@ -166,7 +170,7 @@ def folders(config: Config, name: str) -> Splits:
     place, found = (root, (None, None)) if None not in whole else find_folders(root)
     train, val = given_parts(config, root, found)
     if not config.data.labels:
-        return unlabelled(train or root)
+        return unlabelled(train or root, val if train and val else train or root)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images
         train = val = val or place
         logger.warning("%s has no train/: the images of %s serve as both, for trying out only", root, val)

@@ -179,7 +179,7 @@ class Preprocess(Section):
 
     def __init__(self, *values: Any, **settings: Any):
         try:
-            super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **settings)
+            super().__init__(**dict(zip(type(self).model_fields, values, strict=len(values) > 8)), **settings)
         except ValidationError as error:
             raise validation_error(error, type(self), lambda key: "Preprocessing") from None
 

@@ -76,6 +76,8 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     if channels > 3 and data.name in ("digits", *CIFAR):
         raise UserError(f"model.in_chans = {channels} is not allowed: the images of {data.name} allow 1 or 3.")
     for split in (splits.train, splits.val):
+        while isinstance(split, Subset):  # whose images the whole split reads
+            split = split.split
         split.reading = {"max_value": data.max_value, "channels": max(3, channels)}
     warn_flat(splits.train)
     if data.held:

@@ -9,6 +9,7 @@ import mmap
 import multiprocessing
 import multiprocessing.util
 import signal
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -85,7 +86,7 @@ def _work(pipe, parents: list, make: Callable, slots: list[np.ndarray]) -> None:
             try:
                 made = make(number, slots[slot])
             except Exception as error:
-                made = error
+                made = error if isinstance(error, UserError) else RuntimeError(traceback.format_exc())
             pipe.send(made)
 
 

@@ -38,8 +38,9 @@ def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | Non
 def check(
     work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
 ) -> None:
-    """Run engines in another process, for at most `limit` seconds, and compare their answers with the `expected` ones
-    of the model: probabilities, logits or features, as `output` says; `UserError` where one but `OPTIONAL` differs."""
+    """Run engines in another process, on the CPU, for at most `limit` seconds; compare their answers with those of the
+    model, `expected`: probabilities, logits or features, as `output` says. `UserError` if one but `OPTIONAL` differs.
+    """
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)
         waiting = list(engines)
@@ -85,9 +86,9 @@ def _compare(engine: str, found: dict, expected: dict, output: str, report: dict
 
 
 def run_python(*arguments, limit: float | None = None) -> subprocess.CompletedProcess:
-    """Run Python with this copy of the package, in a folder of its own: converters leave files where they run."""
+    """Run Python with this copy of the package on the CPU, in a folder of its own: converters leave files there."""
     paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "CUDA_VISIBLE_DEVICES": ""}
     call = [sys.executable, "-W", "ignore", *map(str, arguments)]
     with tempfile.TemporaryDirectory() as place:
         return subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=limit, cwd=place, env=own)

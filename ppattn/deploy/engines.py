@@ -31,7 +31,7 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
     """A function from images to the program's outputs; threads may share it.
 
     `engine` is "jit" (paddle.jit.load), one of `CALLS`, one of `ONNXRUNTIME` (the same for programs of other
-    precisions), or "openvino_" and a precision. All but OpenVINO use a GPU if one is available.
+    precisions), or "openvino_" and a precision. All but OpenVINO use a GPU, see `on_gpu`.
     """
     folder, threads = Path(folder), threads or available_cores()
     if engine in ONNXRUNTIME:
@@ -43,7 +43,10 @@ def open_engine(folder: str | Path, engine: str, threads: int | None = None) -> 
 
 
 def on_gpu(engine: str) -> bool:
-    """Whether the engine runs on a GPU here."""
+    """Whether the engine runs on a GPU here: on none that is hidden, or where Paddle was set to the CPU."""
+    paddle, hidden = sys.modules.get("paddle"), os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if hidden or (paddle and "gpu" in devices() and paddle.get_device() == "cpu"):
+        return False
     if engine in ONNXRUNTIME:
         import onnxruntime
 
@@ -61,7 +64,7 @@ def _paddle(folder: Path, engine: str, threads: int) -> Engine:
         return lambda images: layer(paddle.to_tensor(images)).numpy()
     config = Config(str(folder / PROGRAM), str(folder / WEIGHTS))
     if on_gpu(engine):
-        config.enable_use_gpu(256, 0)
+        config.enable_use_gpu(256, int(paddle.get_device().partition(":")[2] or 0))
     else:
         config.set_cpu_math_library_num_threads(threads)
         for name, *arguments in CALLS[engine]:
@@ -88,8 +91,7 @@ def _onnxruntime(folder: Path, threads: int) -> Engine:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
-    known = onnxruntime.get_available_providers()
-    providers = [name for name in ("CUDAExecutionProvider", "CPUExecutionProvider") if name in known]
+    providers = ["CUDAExecutionProvider"] * on_gpu("onnxruntime") + ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(str(folder / ONNX), options, providers=providers)
     name = session.get_inputs()[0].name
     return lambda images: session.run(None, {name: np.ascontiguousarray(images, np.float32)})[0]

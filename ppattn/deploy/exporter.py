@@ -130,7 +130,7 @@ def export(
     steps = 3 + (format != "paddle") + 2 * (precision == "int8")
     with atomic_folder(folder, FILES, "export") as work, progress_line("export", steps) as begin:
         report = _write(model, plan, work, batches, calibration, begin)
-        _describe(getattr(model, "name", type(model).__name__), plan, work, report, source or {})
+        _describe(model.name, plan, work, report, source or {})
     if isinstance(problem := report["differences"].get("stock"), str):
         wrong = f"The default settings of paddle.inference.Config are wrong for this model ({problem})"
         print(f"{wrong}; other programs must call config.disable_mkldnn().", file=sys.stderr)
@@ -209,15 +209,15 @@ def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> 
 @contextlib.contextmanager
 def _as_exported(model: nn.Layer, output: str, sigmoid: bool) -> Iterator[nn.Layer]:
     """The layer to export, in eval mode; afterwards the model is what it was."""
-    head = model.head
+    head, classes = model.head, model.num_classes
     with evaluating(model):
         if output == "features":
-            model.head = nn.Identity()
+            model.reset_classifier(0)
         try:
             last = nn.Sigmoid() if sigmoid else nn.Softmax(axis=-1)
             yield nn.Sequential(model, last) if output == "probabilities" else model
         finally:
-            model.head = head
+            model.head, model.num_classes = head, classes
 
 
 def save_program(model: nn.Layer, work: Path, shape: tuple[int | None, ...]) -> None:

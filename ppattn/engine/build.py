@@ -99,7 +99,8 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
-    if settings.best == ("map" if splits.val.table is None else "balanced"):
+    unmeasured = ["map" if splits.val.table is None else "balanced"]
+    if settings.best in (unmeasured if splits.classes else ["top1", "balanced", "f1", "map"]):
         raise UserError(f"train.best = {settings.best} is not measured on this data.")
     found = find_state(extended or resumed, Path(config.output))
 

@@ -93,14 +93,15 @@ def evaluate(
     speed = readable / seconds
     if len(ticks) > 1:  # the first batch warms up
         speed = sum(images for _, images in ticks[1:]) / (ticks[-1][0] - ticks[0][0]) * processes.world
-    _, recall, _, f1 = by_class(split.labels, predicted)
     metrics = {"top1": top1 / len(split), **({"top5": top5 / len(split)} if more else {})}
-    metrics |= {"balanced": float(np.nanmean(recall)), "f1": float(np.nanmean(f1)), "majority": split.majority()}
-    metrics |= {"loss": loss / readable, **counted, "images_per_second": round(speed, 2), "seconds": round(seconds, 3)}
-    if table is not None:
+    if table is None:
+        _, recall, _, f1 = by_class(split.labels, predicted)
+        metrics |= {"balanced": float(np.nanmean(recall)), "f1": float(np.nanmean(f1))}
+    else:
         _, precision, *_, half = by_label(table[split.labels], scores)
         metrics |= {"map": float(np.nanmean(precision)), "f1": float(np.nanmean(half))}
-        del metrics["balanced"]
+    metrics |= {"majority": split.majority(), "loss": loss / readable, **counted}
+    metrics |= {"images_per_second": round(speed, 2), "seconds": round(seconds, 3)}
     return Evaluation(metrics, predicted, scores)
 
 

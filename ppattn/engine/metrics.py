@@ -67,7 +67,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     macs = None
     with suppress(Exception):  # a layer of one's own need not be traceable
         macs = cost.macs(run.state.model) if outputs.main else None
-    best = progress.best_top1 if progress.best_top1 >= 0 and run.splits.classes else None
+    best = progress.best_top1 if progress.best_epoch and run.splits.classes else None
     summary = {"top1": history[-1].get("top1"), "best_top1": best, "best_epoch": progress.best_epoch}
     summary |= {"epochs": progress.step // run.loader.steps_per_epoch, "steps": progress.step}
     summary |= {"seconds": round(time.monotonic() - run.began, 1)}
@@ -82,7 +82,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
         if result and outputs.visualdl and run.splits.classes:
             add_pictures(run, result, outputs.visualdl)
     if progress.best_epoch and run.splits.classes:
-        outputs.log.info(f"best top-1 {100 * progress.best_top1:.2f} % in epoch {progress.best_epoch}")
+        outputs.log.info(f"best checkpoint: epoch {progress.best_epoch}, top-1 {100 * progress.best_top1:.2f} %")
     outputs.log.info(f"everything is in {outputs.folder}")
     return summary
 

@@ -58,8 +58,8 @@ class Progress:
 
     step: Count = 0  # updates of the weights
     steps_per_epoch: Count = 0
-    best_top1: float = -1.0
-    best_epoch: int = 0
+    best_top1: float = -1.0  # of the best checkpoint; without labels its cosine
+    best_epoch: int = 0  # 0: there is none yet
     seconds: float = 0.0  # of the run, without the time between stop and resume
     sums: dict[str, int | float] = field(default_factory=dict)  # over the steps of the present epoch, see `add`
     history: list[dict] = field(default_factory=list)  # rows of metrics.csv, one for each finished epoch

@@ -60,7 +60,7 @@ def train(
         run = build_run(config, resume, extend)
     run.outputs = open_outputs(config, command, run.source, run.facts, early.buffer, run.processes)
     if not (run.outputs.checkpoints / "best.safetensors").exists():
-        run.state.progress.best_top1 = -1.0  # the next evaluation makes it
+        run.state.progress.best_epoch = 0  # the next evaluation makes it
     with run.signals, closing(run.outputs), log_to(run.outputs.log), closing(run.loader):
         try:
             if (run.source or extend) and not (run.outputs.checkpoints / "latest.safetensors").exists():
@@ -192,7 +192,7 @@ def evaluate_model(run: Run, epoch: int, candidate: bool) -> Evaluation:
         else:
             result = compare_features(run.loss.distill[0], state.model, loader, val, run.autocast, *asked)
         by, before = run.best, [(-math.inf, -math.inf)]
-        before += progress.worths(by) if progress.best_top1 >= 0 else []
+        before += progress.worths(by) if progress.best_epoch else []
         if result and candidate and checkpoint_worth(result.columns(), by) > max(before):
             progress.best_top1, progress.best_epoch = result.score, epoch
             run.outputs.save_best(state.model, result.metrics)
@@ -237,7 +237,7 @@ def finish(run: Run, result: Evaluation | None) -> dict:
         save(run)
         history = [*history, metrics.epoch_row(run)]
     if "val_loss" not in history[-1]:
-        result = evaluate_model(run, -(-progress.step // steps), candidate=progress.best_top1 < 0)
+        result = evaluate_model(run, -(-progress.step // steps), candidate=not progress.best_epoch)
         history = [*history[:-1], history[-1] | result.columns()]
         metrics.log_row(run, history)
     return metrics.summarize(run, history, result)

@@ -28,13 +28,13 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     `sync` waits until the disk has the file.
     """
     path = Path(path)
-    open_elsewhere = Path(os.path.abspath(path)).parts[1] in ("dev", "proc")  # as /dev/stdout may be
+    open_elsewhere = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
     if path.exists() and (open_elsewhere or not path.is_file()):
         yield path
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link of another user
     mode = (target if target.exists() else temporary).stat().st_mode
     try:

@@ -43,7 +43,9 @@ from ppattn.ops.tensors import (
     interpolation_matrix,
     is_dynamic,
     keep_factors,
+    merge_windows,
     pad_end,
     pad_to_multiple,
+    partition_windows,
     tracing,
 )

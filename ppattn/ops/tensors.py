@@ -73,6 +73,19 @@ def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str =
     return as_dtype(paddle.to_tensor(weights), dtype)
 
 
+def partition_windows(x: Tensor, height: int, width: int) -> Tensor:
+    """[B, H, W, C] -> [B * G, height * width, C], the window index running fastest after the image."""
+    w, c = x.shape[2:]
+    x = x.reshape([-1, height, w // width, width, c]).transpose([0, 2, 1, 3, 4])
+    return x.flatten(0, 1).flatten(1, 2)
+
+
+def merge_windows(x: Tensor, hw: tuple[int, int], height: int, width: int) -> Tensor:
+    """The inverse of `partition_windows`."""
+    x = x.reshape([-1, hw[1] // width, height, width, x.shape[2]]).transpose([0, 2, 1, 3, 4])
+    return x.flatten(2, 3).reshape([-1, *hw, x.shape[4]])
+
+
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     return F.dropout(x, p, training=True) if training and p > 0.0 else x
 

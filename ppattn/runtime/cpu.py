@@ -99,4 +99,5 @@ def check_mkl(threads: int) -> str:
 def describe_processor(environment: dict, threads: int | None = None) -> str:
     """What a result was measured on, from an env.json: `2 cores of an AMD EPYC`; `threads` are those of a process."""
     cores = threads * environment.get("processes", 1) if threads else environment["cores"]
-    return f"{cores} core{'s' * (cores > 1)} of an {environment['device_name'].removesuffix(' Processor')}"
+    of = f"{cores} core{'s' * (cores > 1)} of an " if environment.get("device", "cpu") == "cpu" else ""
+    return of + environment["device_name"].removesuffix(" Processor")

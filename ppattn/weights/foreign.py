@@ -90,7 +90,7 @@ def convert(model: Any, path: str | Path, allow: Iterable[str] = (), part: str |
         raise UserError(f"{path} is already a ppattn weights file; there is nothing to convert.")
     from ppattn.backbones import BACKBONES
 
-    with reading_untrusted(path, f"weights of {getattr(model, 'name', 'this model')}"):
+    with reading_untrusted(path, f"weights of {model.name}"):
         source, arrays = recognise(arrays, path)
         arrays = _as_official_dinov3(arrays, model) if source.backbone == "dinov3" else arrays
         family = BACKBONES.get(source.backbone)

@@ -13,17 +13,7 @@ from ppattn.files.download import fetch
 from ppattn.runtime.startup import import_paddle
 from ppattn.validation import Epsilon, Names, argument_types, check_arguments
 from ppattn.zoo import table
-from ppattn.zoo.table import (
-    Entry,
-    add_model,
-    attentions,
-    costs,
-    known,
-    list_backbones,
-    list_models,
-    model_entries,
-    model_entry,
-)
+from ppattn.zoo.table import add_model, attentions, costs, list_backbones, list_models, model_entries, model_entry
 
 if TYPE_CHECKING:
     from ppattn.weights import Metadata
@@ -44,9 +34,15 @@ def other_attention(metadata: Metadata, model: dict) -> str:
     keys = ("attention", "attention_options", "num_heads")
     given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
     theirs, ours = ({"attention": "softmax"} | model_arguments(one["name"], one) for one in given)
-    differ = [key for key in keys if theirs.get(key) != ours.get(key)]
+    differ = [key for key in keys if _merged(theirs.get(key)) != _merged(ours.get(key))]
     made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
+
+
+def _merged(value: Any) -> Any:
+    """A list of equal items as that item, at every level: several ways to name the attentions of blocks."""
+    items = [_merged(item) for item in value] if isinstance(value, list) else [value]
+    return items[0] if items and all(item == items[0] for item in items) else items
 
 
 def model_arguments(name: str, given: dict) -> dict:
@@ -83,7 +79,7 @@ def find_weights(source: str | Path, name: str = "") -> Path:
     try:
         return weights.find(source)
     except UserError as error:
-        if ours := known(str(source)):
+        if ours := table.known(str(source)):
             return weights_file(ours)
         raise UserError(f"{error}{did_you_mean(source, table.with_weights())}") from None
 
@@ -166,15 +162,17 @@ def create_model(
     """
     row = model_entry(name)
     name = row.name
+    from paddle.nn.initializer import XavierNormal
+
     from ppattn.backbones import BACKBONES
-    from ppattn.layers import set_norm_eps, xavier
+    from ppattn.layers import LayerNorm, Linear
     from ppattn.weights import Metadata, assign, read_with_metadata, stored_constants
 
     backbone = BACKBONES.get(row.backbone)
     if pretrained and weights is not None:
         raise UserError(f"{name}: weights and pretrained=True exclude each other.")
     source = weights_file(name) if pretrained else weights
-    tensors, metadata = read_with_metadata(find_weights(source)) if source is not None else ({}, Metadata())
+    tensors, metadata = read_with_metadata(find_weights(source, name)) if source is not None else ({}, Metadata())
     given = {**overrides, "attention": attention, "attention_options": attention_options, "norm_eps": norm_eps}
     given = stored_constants(metadata) | {key: value for key, value in given.items() if value is not None}
     norm_eps = given.pop("norm_eps", None)
@@ -190,10 +188,11 @@ def create_model(
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     model.name, model.arguments = name, given
-    if (init or own_init) == "xavier":
-        xavier(model)
-    if norm_eps is not None:
-        set_norm_eps(model, norm_eps)
+    for layer in model.sublayers():
+        if isinstance(layer, Linear) and (init or own_init) == "xavier":  # Glorot and Bengio, 2010, equation 12
+            XavierNormal()(layer.weight)
+        if isinstance(layer, LayerNorm) and norm_eps is not None:
+            layer.epsilon = norm_eps
     if source is not None:
         other = getattr(tensors.get("head.bias"), "size", 0) != model.num_classes
         reset = ["head"] if other and (pretrained or overrides.get("num_classes") is not None) else []

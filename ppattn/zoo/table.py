@@ -71,7 +71,9 @@ def _plain(name: object) -> str:
 
 
 def add_model(name: str, backbone: str, **arguments: Any) -> None:
-    """Make a registered backbone with other defaults, such as img_size, known by a name, as models.yaml does."""
+    """Make a registered backbone with other defaults, such as img_size, known by a new name, as models.yaml does."""
+    if (old := model_entries().get(name)) and (old.published or old.weights):
+        raise UserError(f"{name} is a model of this package: choose another name.")
     model_entries()[name] = Entry(name, backbone, arguments, variant=True)
 
 

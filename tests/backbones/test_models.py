@@ -538,7 +538,7 @@ def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, t
     other(images).sum().backward()
     assert trained == [name for name, p in other.named_parameters() if p.grad is not None]
     model.set_input_size((24, 48))
-    assert not model.training and model(paddle.randn([2, 3, 24, 48])).shape == [2, 5]
+    assert not model.training and model(paddle.randn([2, 3, *model.arguments["img_size"]])).shape == [2, 5]
     fixed = ppattn.create_model("deit_nano", attention="linformer")
     with pytest.raises(UserError, match="depends on the image size"):
         fixed.set_input_size((40, 56))

@@ -152,6 +152,7 @@ predict --run {run} {here}/digit.png --csv {run}/metrics.csv | would be overwrit
 -o distill.teacher={out} output={out} | is the run folder itself
 -o distill.teacher=nowhere | No weights at 'nowhere'
 -o distill.teacher={run} distill.logits=0 | are all 0: the teacher would have no effect
+-o distill.teacher={run} distill.features=1 train.best=f1 data.labels=false | train.best = f1 is not measured
 -o distill.teacher={run} distill.blocks=0.5 data.labels=false | leaves a teacher's features to learn from
 -o distill.teacher={run} data.mean=[0.5,0.5,0.5] | was trained with other pixel statistics: set data.mean=
 -o distill.teacher={run} distill.blocks=1 model.depth=3 | has 2 blocks, the last of | the model 3 | distill.blocks to 0

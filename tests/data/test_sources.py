@@ -133,7 +133,8 @@ def test_folder(folder):
 
 
 def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
-    whole = build("folder", folder, labels=False, holdout=3)
+    apart, whole = (build("folder", folder, labels=False, holdout=holdout) for holdout in (0, 3))
+    assert [(part.root.name, len(part)) for part in (apart.train, apart.val)] == [("train", 15), ("val", 9)]
     assert whole.classes == [] and len(whole.train) + len(whole.val) == len(build("folder", folder).train)
     assert len(set(whole.val.labels)) == 3 and not {*whole.train.indices} & {*whole.val.indices}  # folders are classes
     for i, name in enumerate(("a.png", "b.png", "deep/er/c.png")):

@@ -188,10 +188,10 @@ def test_the_best_of_equal_scores_has_the_lower_loss():
         assert found.index(max(found)) == best and progress.waited(0.0, by) == len(rows) - 1 - best
 
 
-@pytest.mark.parametrize("by,epoch", [("top1", 2), ("loss", 3)])
-def test_the_checkpoint_is_the_best_one(tmp_path, monkeypatch, by, epoch):
+@pytest.mark.parametrize("by,epoch,worse", [("top1", 2, 0), ("loss", 3, 0), ("top1", 2, 2)])  # negative, as cosines
+def test_the_checkpoint_is_the_best_one(tmp_path, monkeypatch, by, epoch, worse):
     """Equal top-1 in the first two epochs, the lowest loss in the third, and one that is not finite in the last."""
-    scores = iter([(0.9, 3.0), (0.9, 0.3), (0.8, 0.1), (1.0, math.nan)])
+    scores = iter([(0.9 - worse, 3.0), (0.9 - worse, 0.3), (0.8 - worse, 0.1), (1.0, math.nan)])
 
     def evaluate(*arguments):
         top1, loss = next(scores)

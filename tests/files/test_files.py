@@ -27,15 +27,14 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_file_is_replaced_in_one_step_or_stays(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
+    (path := tmp_path / ("猫" * 85)).write_text("old")  # 255 bytes, the most that a name has
     with pytest.raises(RuntimeError), replacing(path) as file:
         file.write_text("half")
         assert path.read_text() == "old"
         raise RuntimeError
-    assert path.read_text() == "old" and names(tmp_path) == {"a.txt"}
+    assert path.read_text() == "old" and names(tmp_path) == {path.name}
     write_text(path, "new")
-    assert path.read_text() == "new" and names(tmp_path) == {"a.txt"}
+    assert path.read_text() == "new" and names(tmp_path) == {path.name}
 
 
 def test_a_table_with_other_than_ascii_has_the_mark_for_excel(tmp_path):
@@ -83,10 +82,9 @@ def test_permissions_are_those_of_the_umask_or_of_the_file_before(tmp_path):
 
 
 def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
+    (victim := tmp_path / "victim").write_text("precious")
     monkeypatch.setattr(atomic.secrets, "token_hex", lambda count: "guessed")
-    (tmp_path / ".out.csv.guessed.tmp").symlink_to(victim)
+    (tmp_path / ".guessed.tmp").symlink_to(victim)
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "out.csv", "text")
     assert victim.read_text() == "precious"
@@ -119,9 +117,7 @@ def test_a_folder_appears_complete_and_only_instead_of_its_own_kind(tmp_path):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x80\x05\x96" + struct.pack("<Q", 3 << 30),  # bytearray
-        b"\x80\x05\x8e" + struct.pack("<Q", 3 << 30),  # bytes
-        b"\x80\x05\x8d" + struct.pack("<Q", 3 << 30),  # text
+        *(b"\x80\x05" + kind + struct.pack("<Q", 3 << 30) for kind in (b"\x96", b"\x8e", b"\x8d")),  # bytes, text
         b"\x80\x04N\x72" + struct.pack("<I", 1 << 28) + b".",  # a memo of 268 million entries
     ],
 )

@@ -25,7 +25,7 @@ SHAPE = facts("timm_deit")["arguments"]  # also of transformers' and PaddleClas'
 
 def small_deit(monkeypatch, **weights: str) -> str:
     """The name of a model of this shape in the zoo, a published one where it has addresses of weights."""
-    entry = zoo.Entry("small_deit", "deit", SHAPE.copy(), 50.0 if weights else None, weights=weights, variant=True)
+    entry = zoo.table.Entry("small_deit", "deit", SHAPE.copy(), 50.0 if weights else None, "", "", weights, True)
     monkeypatch.setitem(zoo.model_entries(), "small_deit", entry)
     return "small_deit"
 
