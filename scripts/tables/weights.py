@@ -90,8 +90,8 @@ def linearized_table(results: Results, tokens: str = "64") -> str:
             lost = statistics.mean(run["held_out_top1"] for run in runs) - fair[0]["teacher, every image"]
             row[-1] = f"{100 * lost:+.2f}"
         if tokens == "256":
-            rates = {(r["img_size"], r["name"] == "teacher"): r["images_per_second"] for r in runs[0]["cost"]}
-            speeds = [f"{rates[size, False] / rates[size, True]:.2f}" for size in ("32x32", "64x64", "128x128")]
+            pairs = [[row["images_per_second"] for row in run["cost"]] for run in runs]  # run and teacher at four sizes
+            speeds = [f"{statistics.mean(one[i] / one[i + 1] for one in pairs):.2f}" for i in (0, 4, 6)]
             row += [f"{statistics.mean(run['test_cosine'] for run in runs):.3f}", *speeds]
         body.append(row)
     head = ["attention", "how", "blocks", "steps", "seeds", "copied %", "aligned %", "top-1 %", "− teacher", "held-out"]
