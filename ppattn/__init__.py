@@ -29,6 +29,8 @@ def __getattr__(name: str):
         if name not in ("list_models", "list_backbones", "setup", "Predictor"):  # those need no Paddle, or import it
             importlib.import_module("ppattn.runtime.startup").import_paddle()  # without its noise
         return getattr(importlib.import_module(_HOME[name]), name)
+    if (_ROOT / name).is_dir() or (_ROOT / f"{name}.py").is_file():
+        return importlib.import_module(f"ppattn.{name}")
     raise AttributeError(f"module 'ppattn' has no attribute {name!r}")
 
 

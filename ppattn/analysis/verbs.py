@@ -225,8 +225,8 @@ def saturation(subjects: list[Subject], path: Path) -> Report:
         if before is not None and before.weights.shape == found.weights.shape and before.shift == found.shift:
             row["similarity"] = measures.similarity(before.weights, found.weights)
         if found.own_keys:
-            row["diagonality"] = measures.diagonality(found.weights)
-            row["symmetry"] = measures.symmetry(found.weights)
+            row["diagonality"] = measures.diagonality(found.whole())
+            row["symmetry"] = measures.symmetry(found.whole())
         return row
 
     report = per_layer(subjects, measure)

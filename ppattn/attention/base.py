@@ -251,8 +251,7 @@ class AttentionLayer(nn.Layer):
     Args:
         name, **options: of the attention, see `ppattn.list_attentions()`; for example `kernel="relu"` for `inline`.
         dim, num_heads: C and h, which divides it.
-        grid: (H, W) of the tokens. At other sizes pass `hw`: most attentions take any grid, and position tables are
-            resized; `less` and `linformer` raise `UserError`.
+        grid: (H, W) of the tokens. At another size pass `hw`; `linformer` raises `UserError` there.
         num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
         qkv_bias: bias in the input projections.
     """

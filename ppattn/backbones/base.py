@@ -19,7 +19,7 @@ from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, add_
 from ppattn.ops import drop_path
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
-from ppattn.validation import Names, Size
+from ppattn.validation import Names, Size, check_arguments
 
 BACKBONES = Registry("backbone")
 
@@ -245,6 +245,7 @@ class Backbone(nn.Layer):
         """Rebuild it for images of another size, in place, before the optimizer: tables resized, weights kept."""
         if not self.arguments:
             raise UserError("set_input_size is for models of create_model, whose arguments are known.")
+        check_arguments(type(self), self.sized(img_size), "set_input_size")
         fresh = type(self)(**{**self.arguments, **self.sized(img_size), "num_classes": self.num_classes})
         old = self.state_dict()
         for name, tensor in fresh.state_dict().items():

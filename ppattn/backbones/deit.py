@@ -117,6 +117,6 @@ class DeiT(Backbone):
         lines = [f"the rotary positions have no effect in {', '.join(without)}"] if without else []
         return super().remarks() + lines
 
-    @staticmethod
-    def official_name(name: str) -> str | None:
-        return None if name == "mask_token" else name.replace("fc_norm.", "norm.")  # DINOv2 trains with masks
+    def official_name(self, name: str) -> str | None:
+        name = name.replace("fc_norm.", "norm.") if self.fc_norm else name
+        return None if name == "mask_token" else name  # DINOv2 trains with masks

@@ -38,9 +38,8 @@ def check_batches(channels: int, size: tuple[int, int], images: np.ndarray | Non
 def check(
     work: Path, batches: Arrays, expected: Arrays, output: str, engines: list[str], limit: float, report: dict
 ) -> None:
-    """Run engines in another process, on the CPU, for at most `limit` seconds; compare their answers with those of the
-    model, `expected`: probabilities, logits or features, as `output` says. `UserError` if one but `OPTIONAL` differs.
-    """
+    """Run engines in another process, on the CPU, for at most `limit` seconds, and compare their answers with the
+    model's `expected` probabilities, logits or features (`output`); `UserError` where one but `OPTIONAL` differs."""
     with tempfile.TemporaryDirectory() as place:
         np.savez(f"{place}/inputs.npz", **batches)
         waiting = list(engines)

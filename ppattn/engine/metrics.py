@@ -74,8 +74,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     summary |= {"images_per_second": round(statistics.median(speeds), 2) if speeds else None}
     summary |= {"params": cost.params(run.state.model), "macs": macs}
     summary |= {"train_pflop": train_pflop(run, macs) if macs is not None else None}
-    scores = ("map", "balanced", "f1", "majority", "cosine")
-    summary |= {key: history[-1][key] for key in scores if key in history[-1]}
+    summary |= {key: history[-1][key] for key in SCORES[2:] if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:
         write_json(outputs.folder / "summary.json", summary)

@@ -97,8 +97,7 @@ KNOWN: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): _encode,  # how newer Pythons write bytes for older ones
     ("__builtin__", "bytes"): lambda: b"",  # how older protocols write them; called with a number it would allocate
-    ("__builtin__", "set"): set,
-    ("builtins", "set"): set,
+    **{(module, kind.__name__): kind for module in ("__builtin__", "builtins") for kind in (set, tuple)},
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
     ("argparse", "Namespace"): _Settings,

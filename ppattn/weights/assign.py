@@ -171,7 +171,7 @@ def from_official(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.nda
     out = {}
     for name, array in plain.items():
         owner, _, leaf = name.rpartition(".")
-        if leaf == "weight" and isinstance(layers.get(owner), Linear) and array.ndim > 1:
+        if leaf == "weight" and isinstance(layers.get(owner), Linear) and array.ndim > 1 and array[0, 0].size == 1:
             array = array.reshape(len(array), -1).T  # 1 x 1 convolutions, too
         out[name.replace("running_mean", "_mean").replace("running_var", "_variance")] = array
     return out

@@ -138,7 +138,7 @@ def _as_official_dinov2(arrays: dict[str, np.ndarray], model: Any) -> dict[str, 
     tokens, grid = table.shape[1], math.prod(model.grid)
     if tokens == grid or (tokens != grid + 1 and math.isqrt(tokens) ** 2 == tokens):
         arrays = arrays | {"pos_embed": np.pad(table, ((0, 0), (1, 0), (0, 0)))}
-    if (head := arrays.get("head.weight")) is not None and head.shape[1] == width:
+    if (head := arrays.get("head.weight")) is not None and head.shape[1] == width and model.mean_pool:
         arrays = arrays | {"head.weight": np.pad(head, ((0, 0), (0, width)))}
     return arrays
 

@@ -162,8 +162,7 @@ def create_model(
     """
     row = model_entry(name)
     name = row.name
-    from paddle.nn.initializer import XavierNormal
-
+    draw = import_paddle().nn.initializer.XavierNormal()
     from ppattn.backbones import BACKBONES
     from ppattn.layers import LayerNorm, Linear
     from ppattn.weights import Metadata, assign, read_with_metadata, stored_constants
@@ -178,7 +177,7 @@ def create_model(
     norm_eps = given.pop("norm_eps", None)
     differs = other_attention(metadata, {"name": name, "attention": attention, **overrides})
     if differs and attention in (None, metadata.model.get("attention")) and attention_options is None:
-        raise UserError(f"{source} {differs}; pass the attention, attention_options or num_heads that you want.")
+        raise UserError(f"{source} {differs}; pass the attention or attention_options that you want.")
     check_arguments(create_model, {"init": init, "norm_eps": norm_eps}, name)
     check_arguments(backbone, given, name)
     given = model_arguments(name, given)
@@ -190,7 +189,7 @@ def create_model(
     model.name, model.arguments = name, given
     for layer in model.sublayers():
         if isinstance(layer, Linear) and (init or own_init) == "xavier":  # Glorot and Bengio, 2010, equation 12
-            XavierNormal()(layer.weight)
+            draw(layer.weight)
         if isinstance(layer, LayerNorm) and norm_eps is not None:
             layer.epsilon = norm_eps
     if source is not None:

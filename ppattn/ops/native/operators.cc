@@ -402,7 +402,7 @@ Tensors mlp_grad_op(const Tensor& x, const MaybeTensor& norm_w, const MaybeTenso
 }
 
 void no_second_derivative(paddle::CustomOpKernelContext*) {
-  PD_THROW("The compiled CPU kernels have no second derivatives: call ppattn.ops.enable(\"plain\") first.");
+  PD_THROW("The compiled CPU kernels have no second derivatives.");
 }
 
 using Names = std::vector<std::string>;
