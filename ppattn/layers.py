@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import Tensor, nn
 from paddle.nn.initializer import Constant, Normal, Uniform
 
@@ -80,6 +79,12 @@ def conv2d(
     return layer(in_channels, out_channels, kernel, stride, padding, groups=groups, **initial)
 
 
+def replaceable(*layers: nn.Layer) -> bool:
+    """Whether an operator may take the weights of layers instead of calling them: they are ours, and have no hooks."""
+    hooked = any(layer._forward_pre_hooks or layer._forward_post_hooks for layer in layers)
+    return not hooked and {Linear, LayerNorm, Mlp}.issuperset(map(type, layers))
+
+
 class Mlp(nn.Layer):
     """Linear, GELU, Linear; `approximate` is the tanh form of GELU."""
 
@@ -93,8 +98,9 @@ class Mlp(nn.Layer):
         return self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.drop > 0.0:
-            return F.dropout(self.fc2(F.dropout(ops.gelu(self.fc1(x), self.approximate), self.drop)), self.drop)
+        if not replaceable(self.fc1, self.fc2) or (self.training and self.drop > 0.0):
+            x = ops.dropout(ops.gelu(self.fc1(x), self.approximate), self.drop, self.training)
+            return ops.dropout(self.fc2(x), self.drop, self.training)
         return ops.mlp(x, *self.weights, self.approximate)
 
 
@@ -113,7 +119,7 @@ class SwiGLU(nn.Layer):
 
 def add_mlp_branch(x: Tensor, norm: LayerNorm, mlp: Mlp, path: float) -> Tensor:
     """x + drop_path(mlp(norm(x))) for x [B, N, C]; one operator unless there is dropout inside."""
-    if mlp.training and mlp.drop > 0.0:
+    if not replaceable(norm, mlp) or not replaceable(mlp.fc1, mlp.fc2) or (mlp.training and mlp.drop > 0.0):
         return x + ops.drop_path(mlp(norm(x)), path, mlp.training)
     keep = ops.keep_factors(x, path) if mlp.training and path else None
     return ops.residual_mlp(x, norm.weight, norm.bias, norm.epsilon, *mlp.weights, mlp.approximate, keep)

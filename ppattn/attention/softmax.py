@@ -61,7 +61,8 @@ class SoftmaxAttention(Attention):
             bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
             kernel = None if self.residual is None else self.residual(x)
-            return PackedParts(self.placed(ops.linear(x, weight, bias), context), kernel=kernel)
+            qkv = self.qkv(x) if bias is self.qkv.bias else ops.linear(x, weight, bias)
+            return PackedParts(self.placed(qkv, context), kernel=kernel)
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
         return PackedParts(q, kv)

@@ -60,14 +60,13 @@ class WindowAttention(SoftmaxAttention):
         """Attention in the equal windows of a rectangle, the spans `rows` and `columns`, of the map grid [B, H, W, 3C]
         of q, k, v; shared k, v [B, P, 2C] of the prefix."""
         (top, bottom, a), (left, right, b), c = rows, columns, self.spec.dim
-        height, width = bottom - top, right - left
         x = partition_windows(grid[:, top:bottom, left:right], a, b)
         if self.spec.num_prefix:
-            shared = shared.unsqueeze(1).tile([1, height // a * (width // b), 1, 1]).flatten(0, 1)
+            shared = shared.unsqueeze(1).tile([1, (bottom - top) // a * ((right - left) // b), 1, 1]).flatten(0, 1)
             y = self.weighted(x[:, :, :c], paddle.concat([shared, x[:, :, c:]], axis=1))
         else:
             y = self.weighted(x)
-        return merge_windows(y, (height, width), a, b)
+        return merge_windows(y, (bottom - top, right - left), a, b)
 
     def key_mask(self, context: Context) -> Tensor:
         prefix, (height, width) = self.spec.num_prefix, context.hw

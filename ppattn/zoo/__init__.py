@@ -34,15 +34,9 @@ def other_attention(metadata: Metadata, model: dict) -> str:
     keys = ("attention", "attention_options", "num_heads")
     given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
     theirs, ours = ({"attention": "softmax"} | model_arguments(one["name"], one) for one in given)
-    differ = [key for key in keys if _merged(theirs.get(key)) != _merged(ours.get(key))]
+    differ = [key for key in keys if theirs.get(key) != ours.get(key)]
     made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
-
-
-def _merged(value: Any) -> Any:
-    """A list of equal items as that item, at every level: several ways to name the attentions of blocks."""
-    items = [_merged(item) for item in value] if isinstance(value, list) else [value]
-    return items[0] if items and all(item == items[0] for item in items) else items
 
 
 def model_arguments(name: str, given: dict) -> dict:

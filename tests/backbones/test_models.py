@@ -501,18 +501,18 @@ def test_a_later_step_copies_nothing_between_host_and_device(backbone, attention
 def test_intermediates_are_the_outputs_of_blocks_or_stages(backbone):
     model = ppattn.create_model(backbone, attention="inline", num_classes=5, img_size=(32, 48))
     model.eval()
-    parts, seen = getattr(model, "stages", None) or model.blocks, []
+    parts, seen, inner = getattr(model, "stages", None) or model.blocks, [], []
     for part in parts:
         last = part.blocks[-1] if hasattr(part, "blocks") else part
         last.register_forward_post_hook(lambda _, __, output: seen.append(output[0]))
-    images = paddle.randn([2, 3, 32, 48])
-    last, maps = model.forward_intermediates(images)
-    assert len(maps) == len(parts)
+        for layer in (last.norm2, last.mlp.fc2, last.attn.qkv):  # whose weights an operator takes where nobody looks
+            layer.register_forward_post_hook(lambda layer, *_: inner.append(layer))
+    last, maps = model.forward_intermediates(images := paddle.randn([2, 3, 32, 48]))
+    assert len(inner) == 3 * len(maps)
     if backbone == "swin_nano":
         seen[-1] = model.norm(seen[-1])
     for tokens, found in zip(seen, maps, strict=True):
-        b, c, h, w = found.shape
-        found = found.transpose([0, 2, 3, 1]).reshape([b, h * w, c])
+        (h, w), found = found.shape[2:], found.flatten(2).transpose([0, 2, 1])
         assert h * 3 == w * 2 and np.array_equal(tokens.numpy(), found.numpy())
     assert np.allclose(model.head(last.mean([2, 3])).numpy(), model(images).numpy(), atol=1e-5)
     for indices, wanted in ((2, [-2, -1]), ([-1, 0], [0, len(maps) - 1])):

@@ -204,7 +204,7 @@ def test_weights_of_another_attention_are_refused_or_told(caplog):
     with pytest.raises(UserError, match=f"{other};"):
         lines({})
     cifar = {"mean": CIFAR["cifar10"].mean, "std": CIFAR["cifar10"].std}
-    assert not [line for line in lines({"attention": [["linear"] * 6]}, **cifar) if "trained" in line]
+    assert not [line for line in lines({"attention": "linear"}, **cifar) if "trained" in line]
     (line,) = (line for line in lines({"attention": "softmax"}, **cifar) if "trained" in line)
     assert line == f"model.weights {other}"
     options = {"attention": "linear", "attention_options": {"kernel": "exp"}}
