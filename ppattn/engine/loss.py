@@ -25,7 +25,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of logits and targets [B, K] that `settings` name, mean over the batch; in float32.
 
-    With w the class weights and p the probabilities: ce: -sum_k w_k t_k log p_k; focal (Lin et al., 2017) with the
+    With class weights w and probabilities p: ce: -(sum_k w_k t_k) sum_k t_k log p_k; focal (Lin et al., 2017) with the
     factor (1 - p_k)^gamma in each term; bce: the mean over k of w_k times the binary cross-entropy of sigmoid and t_k.
     "balanced" weights are n / (K n_k) for `counts` n_k, whose mean over the images is 1.
     """
@@ -33,7 +33,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
     if settings.name == "ce" and chosen is None:
         return soft_cross_entropy
     if chosen == "balanced":
-        chosen = (counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
+        chosen = (np.sign(counts) * counts.sum() / (len(counts) * np.maximum(counts, 1))).tolist()
     if chosen is not None and len(chosen) != len(counts):
         raise UserError(f"loss.class_weights has {len(chosen)} numbers, the data {len(counts)} classes.")
     weights = paddle.to_tensor([1.0] * len(counts) if chosen is None else chosen, "float32")
@@ -45,7 +45,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
             return (weights * each).mean(axis=-1).mean(axis=0)
         logs = F.log_softmax(logits, axis=-1)
         factor = (1.0 - logs.exp()).clip(min=1e-6) ** settings.gamma if settings.name == "focal" else 1.0
-        return -(weights * targets * factor * logs).sum(axis=-1).mean(axis=0)
+        return -((weights * targets).sum(axis=-1) * (targets * factor * logs).sum(axis=-1)).mean(axis=0)
 
     return loss
 

@@ -153,7 +153,7 @@ def open_outputs(
         folder = Path(os.path.realpath(folder))
     with ExitStack() as undo:
         if processes.main:
-            moved = move_aside(folder, source)
+            moved = move_aside(folder, source, config.data.root)
             folder.mkdir(parents=True, exist_ok=True)
         processes.barrier()
         outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
@@ -176,11 +176,9 @@ def open_outputs(
         return outputs
 
 
-def move_aside(folder: Path, source: Path | None) -> Path | None:
-    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name.
-
-    Raises `UserError` for files that a run would overwrite and that no training wrote.
-    """
+def move_aside(folder: Path, source: Path | None, root: str | None = None) -> Path | None:
+    """Rename a folder that holds a run other than that of the checkpoint `source`; returns its new name. `UserError`
+    for files that a run would overwrite and that no training wrote, and for a folder with the data at `root` in it."""
     for name in ("config.yaml", "env.json", "metrics.csv", "summary.json"):
         if (folder / name).exists() and not (folder / "log.txt").exists():
             raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
@@ -188,6 +186,8 @@ def move_aside(folder: Path, source: Path | None) -> Path | None:
     written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
     if not written or (source and source.resolve().is_relative_to(folder.resolve())):
         return None
+    if root and Path(os.path.realpath(root)).is_relative_to(os.path.realpath(folder)):
+        raise UserError(f"{folder} holds an earlier run, and data.root: choose another output.")
     target = next(path for n in range(1, 10**6) if not (path := Path(f"{folder}.{n}")).exists())
     with lock(folder):
         os.rename(folder, target)

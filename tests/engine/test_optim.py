@@ -55,8 +55,8 @@ def test_losses_are_their_formulas(name, weights):
     w = np.array([6 / 9, 2, 1] if weights == "balanced" else weights or [1, 1, 1])
     log_p = log_softmax(logits, axis=1)
     expected = {
-        "ce": -(w * targets * log_p).sum(1).mean(),
-        "focal": -(w * targets * (1 - np.exp(log_p)) ** 1.5 * log_p).sum(1).mean(),
+        "ce": -((w * targets).sum(1) * (targets * log_p).sum(1)).mean(),
+        "focal": -((w * targets).sum(1) * (targets * (1 - np.exp(log_p)) ** 1.5 * log_p).sum(1)).mean(),
         "bce": -(w * (targets * log_expit(logits) + (1 - targets) * log_expit(-logits))).mean(),
     }
     found = value(logits, targets, name=name, gamma=1.5, class_weights=weights)
