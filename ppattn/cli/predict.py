@@ -24,6 +24,8 @@ def run(args: Namespace) -> None:
 
     if args.engine and (args.run or options.is_name(args.model)):
         raise UserError("--engine is for exported folders: --model EXPORTED.")
+    if args.threshold is not None and not 0 <= args.threshold <= 1:
+        raise UserError(f"--threshold {args.threshold:g} is not allowed: it is a probability.")
     files, unreadable = options.image_files(args.images)
     if args.csv:
         options.check_output(args.csv, [args.model, args.run, *files], ".csv")
