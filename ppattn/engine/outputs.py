@@ -158,7 +158,7 @@ def open_outputs(
         processes.barrier()
         outputs = undo.enter_context(closing(Outputs(folder, Log(folder, processes.rank), facts)))
         if processes.main:
-            for pattern in (".*.tmp", "next.safetensors"):
+            for pattern in (".*.safetensors.*", "next.safetensors"):
                 for left in outputs.checkpoints.glob(pattern):  # of a process that was killed while it wrote
                     left.unlink()
             write_text(folder / "config.yaml", to_yaml(config))

@@ -34,7 +34,7 @@ def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
         return
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(4)}.tmp")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # never through a link of another user
     mode = (target if target.exists() else temporary).stat().st_mode
     try:

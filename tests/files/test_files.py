@@ -84,7 +84,7 @@ def test_permissions_are_those_of_the_umask_or_of_the_file_before(tmp_path):
 def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
     (victim := tmp_path / "victim").write_text("precious")
     monkeypatch.setattr(atomic.secrets, "token_hex", lambda count: "guessed")
-    (tmp_path / ".guessed.tmp").symlink_to(victim)
+    (tmp_path / ".out.csv.guessed.tmp").symlink_to(victim)
     with pytest.raises(FileExistsError):
         write_text(tmp_path / "out.csv", "text")
     assert victim.read_text() == "precious"
