@@ -149,19 +149,19 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     return split
 
 
-def unlabelled(*parts: Path) -> Splits:
+def unlabelled(train: Path, val: Path) -> Splits:
     """All images of two folders, which may be the same. Labels are their folders, if each has two or more."""
     paths: dict[Path, list[str]] = {}
-    for folder in dict.fromkeys(parts):
+    for folder in dict.fromkeys((train, val)):
         files = sorted(filter(is_image, files_in(folder)), key=lambda path: composed_name(str(path)).split(os.sep))
         paths[folder] = [str(path.relative_to(folder)) for path in files]
         if len(files) < 2:
             raise UserError(f"{folder} holds {len(files)} images ({', '.join(SUFFIXES)}); two or more are needed.")
     names = [Path(path).parent.name for part in paths.values() for path in part]
     _, labels, counts = np.unique(names, return_inverse=True, return_counts=True)
-    first, second = np.split(labels if counts.min() > 1 else 0 * labels, [len(paths[parts[0]])])
-    train = FileSplit(parts[0], paths[parts[0]], first)
-    return Splits(train, FileSplit(parts[1], paths[parts[1]], second) if len(second) else train, [])
+    cut = np.split(labels if counts.min() > 1 else 0 * labels, [len(paths[train])])
+    splits = {folder: FileSplit(folder, paths[folder], own) for folder, own in zip(paths, cut, strict=False)}
+    return Splits(splits[train], splits[val], [])
 
 
 def folders(config: Config, name: str) -> Splits:

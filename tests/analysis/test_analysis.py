@@ -18,7 +18,6 @@ from ppattn.cli.analyze import ANALYSES
 from ppattn.data import Preprocess
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError
-from ppattn.ops import partition_windows
 from tests.helpers.data_sets import write_image
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_size": 4}
@@ -58,7 +57,7 @@ def test_windows_are_assembled_where_the_backbone_cut_them():
     index = np.full((8, 12), -1.0, "float32")
     index[:h, :w] = np.arange(h * w).reshape(h, w)
     shifted = roll_map(paddle.to_tensor(index[None, ..., None]), -shift)
-    cut = partition_windows(shifted, side, side).numpy()[..., 0].astype(int)
+    cut = ppattn.ops.partition_windows(shifted, side, side).numpy()[..., 0].astype(int)
     weights = np.random.default_rng(0).random((len(cut), 2, 16, 16))
     found = layer_map(weights, (h, w), window=side, shift=shift)
     whole = found.whole()

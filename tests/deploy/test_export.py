@@ -214,12 +214,12 @@ def test_features_instead_of_logits(format, classes, tmp_path, capsys):
     """A model without a head gives them without being asked."""
     if format == "onnx":
         pytest.importorskip("paddle2onnx")
-    tokens = {"class_token": True, "mean_pool": True}  # a head on two vectors
+    tokens = {"class_token": True, "mean_pool": True} if format == "paddle" else {}  # a head on two vectors
     model = ppattn.create_model("deit_nano", attention="inline", depth=1, num_classes=classes, **tokens)
     model.eval()
     ppattn.export(model, tmp_path / "out", format=format, features=classes > 0)
     (width,) = model.feat_channels
-    assert not classes or model.head.weight.shape == [2 * width, classes]  # it has it again
+    assert not classes or model.head.weight.shape == [width * (1 + model.mean_pool), classes]  # it has it again
     predictor, x = ppattn.Predictor(tmp_path / "out"), paddle.randn([3, 3, 32, 32])
     pooled = model.tokens(x)[0][:, :width]
     assert predictor.output == "features" and predictor.classes == []

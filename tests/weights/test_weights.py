@@ -79,11 +79,11 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(tmp_path, monkeypatch, s
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 0), ("bfloat16", 2**-8)])
-def test_a_paddle_state_dict_is_read(tmp_path, dtype, rtol):
+@pytest.mark.parametrize("dtype,rtol,nested", [("float32", 0, False), ("bfloat16", 2**-8, False), ("float32", 0, True)])
+def test_a_paddle_state_dict_is_read(tmp_path, dtype, rtol, nested):
     model, other = tiny(), tiny()
     tensors = {n: t.astype(dtype) for n, t in model.state_dict().items()}
-    paddle.save({"model": tensors, "epoch": 3} if rtol else tensors, str(tmp_path / "m.pdparams"))
+    paddle.save({"model": tensors, "epoch": 3} if nested else tensors, str(tmp_path / "m.pdparams"))
     weights.load(other, tmp_path / "m")
     assert all(np.allclose(array, arrays_of(other)[n], rtol=rtol, atol=0) for n, array in arrays_of(model).items())
 
@@ -111,6 +111,7 @@ def test_official_weights_must_fit_completely():
     arrays = golden.arrays(case)
     for change, words in (
         ({"blocks.1.norm1.bias": None}, "blocks.1.norm1.bias is missing"),
+        ({"blocks.9.norm1.bias": np.zeros(48)}, "blocks.9.norm1.bias is not in the model"),
         ({"fc_norm.bias": np.zeros(48)}, "fc_norm.bias is not in the model"),  # that of a model with this norm
         ({"head.bias": np.zeros(11)}, "head.bias is [11], the model has [10]"),
         ({"pos_embed": np.zeros((1, 10, 48), "f4")}, "pos_embed"),
