@@ -94,6 +94,8 @@ class Request:
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
     """The config that `linearize` works with: a YAML file's settings, or the teacher's own, with `overrides`, other
     `data` (a folder or archive) and the run folder of the result."""
+    if ignored := [item for item in overrides if item.startswith(("model.", "train.epochs="))]:
+        raise UserError(f"-o {ignored[0]} has no effect in linearize: see --to, --options and --epochs.")
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged_config(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:

@@ -127,8 +127,7 @@ class Call(NamedTuple):
 @contextmanager
 def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = len) -> Iterator[list[Call]]:
     """A list that fills with the blocks' calls of attentions while the model runs; `check` gets it before each one."""
-    calls: list[Call] = []
-    entered: list[tuple[int, int]] = []
+    calls, entered = list[Call](), list[tuple[int, int]]()
 
     def watch(name: str, block: Block) -> list:
         def look(_, inputs):

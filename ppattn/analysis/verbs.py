@@ -111,8 +111,7 @@ def over_images(
 def maps(subjects: list[Subject], path: Path) -> Report:
     """Attention of the central query over images of different classes, in two to six layers per run: rows of the
     explicit map, mean over the heads, times the number of keys (1 is a uniform weight)."""
-    columns: dict[str, list] = {}
-    report: Report = {}
+    columns, report = dict[str, list](), Report()
     marked = None
     for subject in subjects:
         queries, layers = [], []  # a map does not outlive its image
@@ -258,8 +257,7 @@ def newton(subjects: list[Subject], path: Path) -> Report:
 def rollout(subjects: list[Subject], path: Path) -> Report:
     """Attention rollout (Abnar and Zuidema, ACL 2020, section 3): how much of each input token reaches the output, over
     the layers of the last stage whose keys are the queries' own tokens; of a class token, else the tokens' mean."""
-    columns: dict[str, list] = {}
-    report: Report = {}
+    columns, report = dict[str, list](), Report()
     for subject in subjects:
         drawn = []
         for layers in subject.maps():
@@ -280,8 +278,7 @@ def rollout(subjects: list[Subject], path: Path) -> Report:
 
 def gradcam(subjects: list[Subject], path: Path) -> Report:
     """Grad-CAM: where in the image the evidence for the predicted class lies, see `interventions.gradcam`."""
-    columns: dict[str, list] = {}
-    report: Report = {}
+    columns, report = dict[str, list](), Report()
     for subject in subjects:
         subject.check_classes("gradcam")
         drawn, rows = [], []

@@ -35,8 +35,7 @@ def run(args: Namespace) -> None:
     predict, preprocess, classes = _model(args)
     from ppattn.deploy.predictor import top_predictions
 
-    rows: list[tuple[str, Answer]] = []
-    flat: list[str] = []
+    rows, flat = list[tuple[str, Answer]](), list[str]()
     for start in tqdm(range(0, len(files), BATCH), unit="batch", leave=False, disable=None):  # on a terminal only
         read, images = [], []
         for file in files[start : start + BATCH]:

@@ -117,7 +117,7 @@ def is_image(path: Path) -> bool:
 def files_in(folder: Path) -> Iterator[Path]:
     """Files at any depth, each under one name: its own, rather than that of a link; the order of the disk is none."""
     root, seen = os.path.realpath(folder), set()
-    for here, folders, names in os.walk(folder, followlinks=True):
+    for here, folders, names in os.walk(folder, onerror=lambda e: logger.warning("left out: %s", e), followlinks=True):
         real, own = os.path.realpath(here), os.path.normpath(os.path.join(root, os.path.relpath(here, folder)))
         if real in seen or (real != own and os.path.commonpath([root, real]) == root):
             folders.clear()
@@ -131,8 +131,7 @@ def _folder_split(folder: Path, classes: list[str]) -> FileSplit:
     own = class_folders(folder)
     if unknown := sorted(own.keys() - set(classes)):
         raise UserError(f"{folder} has classes missing from the training split: {', '.join(map(repr, unknown[:5]))}.")
-    paths: list[str] = []
-    labels: list[int] = []
+    paths, labels = list[str](), list[int]()
     left_out = sum(path.is_file() and not path.name.startswith(".") for path in folder.iterdir())
     for label, name in enumerate(classes):
         everything = [*files_in(own[name])] if name in own else []
@@ -188,6 +187,8 @@ def folders(config: Config, name: str) -> Splits:
     if not classes:
         raise UserError(f"{train or val} has no class folders: one per class is expected, its name the class name.")
     check_names(classes, str(train or val))
+    if {*Path(config.output).resolve().parents} & {((train or val) / one).resolve() for one in classes}:
+        raise UserError(f"output = {config.output!r} is in a class folder of {train or val}: choose another.")
     if len(classes) > 1 and all(any(named_parts([Path(one)])) for one in classes):
         message = f"The class folders of {train or val} would be {', '.join(classes)}"
         raise UserError(f"{message}, which are names of parts: train/<class>/*.jpg is expected.")

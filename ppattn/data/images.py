@@ -103,7 +103,7 @@ def from_array(array: np.ndarray, name: str, max_value: float | None = None, cha
             raise ImageError(f"{name} holds {array.dtype}, whose range is not known: set data.max_value.")
         array = np.rint(np.nan_to_num(array.astype(np.float64)) * (255 / max_value)).clip(0, 255).astype(np.uint8)
     count = array.shape[2]
-    if channels > 3 and count != channels:
+    if count != channels and (channels > 3 or count > 4):
         raise ImageError(f"{name} has {count} channels, the model takes {channels}.")
     if channels <= 3:
         array = np.repeat(array[..., :1], 3, axis=2) if count < 3 else array[..., :3]

@@ -181,7 +181,8 @@ def as_array(image: Any, name: str, preprocess: Preprocess) -> np.ndarray:
     if isinstance(image, (str, Path)):
         return preprocess.read(image)
     if isinstance(image, Image.Image):
-        return image_from_pillow(image, name, preprocess.max_value, preprocess.planes)
+        with reading_untrusted(name, "a readable image"):  # Pillow decodes when the pixels are asked for
+            return image_from_pillow(image, name, preprocess.max_value, preprocess.planes)
     if isinstance(image, bytes):
         return decode(image, name, preprocess.max_value, preprocess.planes)
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim not in (2, 3):

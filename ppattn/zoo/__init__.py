@@ -59,9 +59,8 @@ def check_attention(names: Names) -> None:
     """Raise `UserError` for a name that is no attention."""
     from ppattn.attention import ATTENTIONS
 
-    for stage in [names] if isinstance(names, str) else names:
-        for name in [stage] if isinstance(stage, str) else stage:
-            ATTENTIONS.get(name)
+    for one in [names] if isinstance(names, str) else names:
+        ATTENTIONS.get(one) if isinstance(one, str) else check_attention([*one])
 
 
 def find_weights(source: str | Path, name: str = "") -> Path:

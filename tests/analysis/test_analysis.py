@@ -118,8 +118,7 @@ def test_measures_count_visible_keys_of_shifted_windows_only():
     region = np.searchsorted([2, 6], np.arange(8), side="right")  # the shift cuts the map into 3 x 3 regions
     rows, columns = np.divmod(np.arange(64), 8)
     same = (region[rows][:, None] == region[rows]) & (region[columns][:, None] == region[columns])
-    assert np.array_equal(found.visible(), same)
-    assert measures.entropy(found) == pytest.approx(1)
+    assert np.array_equal(found.visible(), same) and measures.entropy(found) == pytest.approx(1)
     for share in measures.local_share(found, 3):
         inside = same & measures.near((8, 8), 3)
         assert share == pytest.approx((inside.sum(-1) / same.sum(-1)).mean())
@@ -160,8 +159,7 @@ def test_entropy_and_rank_of_uniform_and_of_identity():
 
 def test_diagonality_symmetry_and_similarity_by_hand():
     a = np.array([[[0.6, 0.4], [0.9, 0.1]]])
-    assert measures.diagonality(a) == 0.5
-    assert measures.symmetry(a) == pytest.approx(1 - 1.0 / 4)
+    assert measures.diagonality(a) == 0.5 and measures.symmetry(a) == pytest.approx(1 - 1.0 / 4)
     assert measures.symmetry(a + a.swapaxes(1, 2)) == 1
     assert measures.similarity(a, 3 * a) == pytest.approx(1)
     assert measures.similarity(np.eye(2)[None], np.eye(2)[None, ::-1]) == 0

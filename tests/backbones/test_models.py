@@ -260,8 +260,7 @@ def test_window_mask_is_a_statement_about_distances():
     near = (np.abs(position[:, :, None] - position[:, None]) < window).all(-1)
     real = (position < np.array(hw)).all(-1)
     mask = window_mask(hw, padded, window, shift, paddle.float32).numpy()
-    assert mask.shape == (6, 16, 16)
-    assert np.array_equal(mask == 0, near & real[:, None, :])
+    assert mask.shape == (6, 16, 16) and np.array_equal(mask == 0, near & real[:, None, :])
     assert set(np.unique(mask)) == {0.0, -100.0}
 
 

@@ -17,8 +17,7 @@ from tests.helpers.data_sets import build, build_refused, cifar_archive, cifar_f
 def test_digits():
     splits = build("digits")
     assert (len(splits.train), len(splits.val)) == (1437, 360)
-    assert splits.classes == list("0123456789")
-    assert min(np.bincount(splits.val.labels)) >= 35
+    assert splits.classes == list("0123456789") and min(np.bincount(splits.val.labels)) >= 35
     image = splits.train.image(0)
     assert image.shape == (8, 8, 3) and image.dtype == np.uint8
     values = np.concatenate([splits.train.images, splits.val.images]) / 255

@@ -94,8 +94,7 @@ def test_read_applies_exif_orientation(tmp_path):
     exif[0x0112] = 6  # shown rotated clockwise by 90 degrees
     Image.fromarray(image).save(tmp_path / "turned.jpg", exif=exif)
     result = read_image(tmp_path / "turned.jpg")
-    assert result.shape == (33, 20, 3)
-    assert result[2].mean() > 200 and result[-3].mean() < 50
+    assert result.shape == (33, 20, 3) and result[2].mean() > 200 and result[-3].mean() < 50
 
 
 @pytest.mark.parametrize("part", [0, 0.02, 0.5, 0.95, -2])

@@ -120,6 +120,7 @@ def test_images_of_every_kind_are_predicted_alike(folder, tmp_path):
         assert predictor.predict([one]) == predictor.predict(PICTURES["grey"])
     assert predictor.predict(iter([grey])) == predictor.predict(grey)
     cases = [(5, "a int"), (grey[0], r"uint8 \[97\]"), (grey / 255, "float64"), (b"x", "not a readable image")]
+    cases += [(Image.open(io.BytesIO(PICTURES["grey"][:-60])), "not a readable image")]  # read when it is used
     for wrong, words in [*cases, (Image.new("F", (4, 4)), "32 bits"), (None, "a NoneType"), ([1], "a list")]:
         with pytest.raises(UserError, match=f"Image 2.*{words}"):
             predictor.predict([grey, wrong])

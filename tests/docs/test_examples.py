@@ -101,8 +101,7 @@ def test_example_trains_evaluates_exports_and_predicts(tmp_path, script, short, 
         code, text = call(*command)
         assert code == 0, text[-3000:]
     (metrics,) = json.loads((tmp_path / "run/metrics.json").read_text()).values()
-    assert metrics["images"] == 3
-    assert cv2.imread(str(tmp_path / "out.png")) is not None
+    assert metrics["images"] == 3 and cv2.imread(str(tmp_path / "out.png")) is not None
     code, text = call(*train, wrong)
     assert code == 2 and sentence in text and "Traceback" not in text
 

@@ -17,9 +17,9 @@ import ppattn
 from ppattn.cli import main
 from ppattn.data import Preprocess, build_datasets
 from ppattn.data.classes import _imagenet, class_numbers, imagenet_names, same_classes
-from ppattn.data.splits import Split
+from ppattn.data.splits import Split, Splits
 from ppattn.engine import trainer
-from ppattn.engine.evaluate import Evaluation, evaluate, model_runner, write_evaluation
+from ppattn.engine.evaluate import Evaluation, evaluate, match_classes, model_runner, write_evaluation
 from ppattn.errors import UserError
 from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
@@ -215,7 +215,7 @@ def test_predict_tells_every_repeated_file(animals, capsys):
         assert capsys.readouterr().out.count("  unknown ") == unknown
 
 
-def test_imagenet_has_names_in_the_order_of_its_labels():
+def test_imagenet_has_names_in_the_order_of_its_labels(caplog):
     """Anchors from the published list: first and last, the two cranes, a dog and a fruit."""
     names = imagenet_names()
     known = {0: "tench", 134: "crane (bird)", 207: "golden retriever", 517: "crane (machine)", 954: "banana"}
@@ -231,6 +231,11 @@ def test_imagenet_has_names_in_the_order_of_its_labels():
     assert class_numbers(names, ["n02099601", "n07753592"]) == [207, 954]
     assert class_numbers(names, ["banana", "unicorn"]) == [954, None]
     assert class_numbers(["0", "1", "10", "2"], ["0", "1", "2"]) == [0, 1, 3]  # folders are in this order
+    split = Split(np.arange(2), ".")
+    for classes, told in ((["ant", "bee", "cow"], True), (["0", "1", "2"], False), (names, False)):
+        match_classes(Splits(split, split, ["0", "1"]), classes)
+        assert ("matched by their order: ant as 0" in caplog.text) == told
+        caplog.clear()
     assert class_numbers(["b", "a"], ["a", "b"]) == [1, 0] and class_numbers(["b", "a", "c"], ["0", "1"]) == [0, 1]
 
 

@@ -80,8 +80,7 @@ def test_training_takes_a_file_a_mapping_and_a_configuration(tmp_path):
     mapping = {"base": file, "train": {"max_steps": 3}}
     for source, name, steps in ((config, "object", 2), (file, "file", 2), (mapping, "mapping", 3)):
         summary = ppattn.train(source, override=[f"output={tmp_path / name}"])
-        assert summary == read_json(tmp_path / name / "summary.json")
-        assert summary["steps"] == steps
+        assert summary == read_json(tmp_path / name / "summary.json") and summary["steps"] == steps
     assert ppattn.train(mapping, "auto", override=[f"output={tmp_path / 'file'}"])["steps"] == 3
     assert mapping["train"] == {"max_steps": 3}
     np.testing.assert_equal(state(tmp_path / "file"), state(tmp_path / "mapping"))
