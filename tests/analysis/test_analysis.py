@@ -160,8 +160,7 @@ def test_entropy_and_rank_of_uniform_and_of_identity():
 def test_diagonality_symmetry_and_similarity_by_hand():
     a = np.array([[[0.6, 0.4], [0.9, 0.1]]])
     assert measures.diagonality(a) == 0.5 and measures.symmetry(a) == pytest.approx(1 - 1.0 / 4)
-    assert measures.symmetry(a + a.swapaxes(1, 2)) == 1
-    assert measures.similarity(a, 3 * a) == pytest.approx(1)
+    assert measures.symmetry(a + a.swapaxes(1, 2)) == 1 and measures.similarity(a, 3 * a) == pytest.approx(1)
     assert measures.similarity(np.eye(2)[None], np.eye(2)[None, ::-1]) == 0
 
 

@@ -174,14 +174,18 @@ def test_the_page_about_convolutions_states_what_was_measured():
     text = " ".join((ROOT / "docs/lab/convolutions.md").read_text(encoding="utf-8").split())
     rows = local_terms(Results(ROOT, run_grid.CONFIGS / "grid.csv").rows)
     found = {name: {key: row.mean for key, row in cells.items()} for name, cells in rows.items()}
-    alone = [c[key] - c[False, False] for c in found.values() for key in ((True, False), (False, True)) if key in c]
-    beside = [c[True, True] - c[k] for c in found.values() if (True, True) in c for k in ((True, False), (False, True))]
+    one = (True, False), (False, True)
+    alone = [cells[key] - cells[False, False] for cells in found.values() for key in one if key in cells]
+    pairs = [cells for cells in found.values() if (True, True) in cells]
+    beside = [cells[True, True] - cells[key] for cells in pairs for key in one if key in cells]
+    both = [cells[True, True] - cells[False, False] for cells in pairs]
     neither = {name: cells[False, False] for name, cells in found.items()}
     softmax = neither.pop("softmax")
-    assert f"softmax has {softmax:.2f} %, and the other seven" in text and len(neither) == 7
+    assert f"softmax has {softmax:.2f} %, and the other twelve" in text and len(neither) == 12
+    assert f"Both add {min(both):.1f} to {max(both):.1f} points" in text
     assert f"between {min(neither.values()):.2f} and {max(neither.values()):.2f} %" in text
-    assert f"adds {min(alone):.1f} to {max(alone):.1f} points to all eight" in text
-    assert f"adds {min(beside):.1f} to +{max(beside):.1f} points" in text
+    assert f"adds {min(alone):.1f} to {max(alone):.1f} points to the eight" in text
+    assert f"beside the other one {min(beside):.1f} to +{max(beside):.1f} points" in text
 
 
 def test_at_equal_time_the_slower_one_is_read_from_its_curve(tmp_path):
@@ -216,8 +220,7 @@ def test_the_p_value_counts_the_sign_flips_at_least_as_far_from_zero():
     assert found.p == pytest.approx(np.mean([s >= sum(SIX) - 1e-12 for s in sums])) == pytest.approx(4 / 64)
     assert found.verdict == "not significant" and found.difference == pytest.approx(0.035 / 6)
     low, high = found.interval
-    assert found.paired == 6 and found.ends == found.interval
-    assert -0.002 < low < found.difference < high < 0.011
+    assert found.paired == 6 and found.ends == found.interval and -0.002 < low < found.difference < high < 0.011
 
 
 def test_six_equal_signs_are_significant_and_five_seeds_never():
