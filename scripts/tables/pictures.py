@@ -85,7 +85,7 @@ def draw_local_terms(figure: Any, rows: list[Row]) -> None:
         points = [(x + shift, cells[key]) for x, cells in enumerate(found.values()) if key in cells]
         values, errors = [row.mean for _, row in points], [bars(row) for _, row in points]
         axes.errorbar([x for x, _ in points], values, errors, fmt=marker, elinewidth=0.7, label=label)
-    axes.set_xticks(range(len(found)), list(found))
+    axes.set_xticks(range(len(found)), list(found), rotation=30)
     axes.set(xlim=(-0.5, len(found) - 0.5), ylabel=ACCURACY)
     axes.grid(visible=False, axis="x")
     legend_below(figure)
