@@ -187,8 +187,6 @@ def folders(config: Config, name: str) -> Splits:
     if not classes:
         raise UserError(f"{train or val} has no class folders: one per class is expected, its name the class name.")
     check_names(classes, str(train or val))
-    if {*Path(config.output).resolve().parents} & {((train or val) / one).resolve() for one in classes}:
-        raise UserError(f"output = {config.output!r} is in a class folder of {train or val}: choose another.")
     if len(classes) > 1 and all(any(named_parts([Path(one)])) for one in classes):
         message = f"The class folders of {train or val} would be {', '.join(classes)}"
         raise UserError(f"{message}, which are names of parts: train/<class>/*.jpg is expected.")
