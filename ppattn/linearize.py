@@ -199,8 +199,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             return measure.score(model, every_image)
 
     say("2/4 sensitivity: error of every block, and score with this block alone replaced")
-    before = results.get("teacher", lambda: measure.score(teacher))
-    moves: list[Move] = []
+    before, moves = results.get("teacher", lambda: measure.score(teacher)), list[Move]()
     for name in request.to:
         part = request.part(name)
         errors = results.get(f"errors{part}", partial(measure.errors, teacher, students[name]))

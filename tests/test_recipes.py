@@ -70,8 +70,7 @@ def test_the_notebook_recipe_is_the_notebook():
     config, _ = load_config(ppattn.CONFIGS / "cifar10/notebook_inline_deit_tiny.yaml")
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 3e-4, 1e-5)
     found = (config.data.batch_size, config.train.epochs, config.train.seed, config.model.img_size)
-    assert found == (256, 100, 42, 224)
-    assert config.loss.label_smoothing == 0.1 and config.schedule.warmup_epochs == 0
+    assert found == (256, 100, 42, 224) and config.loss.label_smoothing == 0.1 and config.schedule.warmup_epochs == 0
     rates = [lr_at(step, config, 195, 256) for step in (0, 9750, 19499)]
     expected = [3e-4 * 0.5 * (1 + np.cos(np.pi * step / 19500)) for step in (0, 9750, 19499)]
     assert np.allclose(rates, expected, rtol=1e-12)

@@ -99,9 +99,8 @@ class Fourier:
         single = ((column == 0) | (2 * column == width)).astype(exact)  # the other columns stand for two
         rows, columns = waves(height, height), waves(half, width)
         back = [wave.T * (2.0 - single) for wave in columns]
-        self.rows, self.columns, self.back = (
-            [as_dtype(paddle.to_tensor(matrix), dtype) for matrix in pair] for pair in (rows, columns, back)
-        )
+        pairs = ([as_dtype(paddle.to_tensor(matrix), dtype) for matrix in pair] for pair in (rows, columns, back))
+        self.rows, self.columns, self.back = pairs
 
     def along_rows(self, wave: Tensor, x: Tensor) -> Tensor:
         return paddle.matmul(wave, x.flatten(2)).reshape([-1, self.hw[0], self.hw[1] // 2 + 1, x.shape[3]])

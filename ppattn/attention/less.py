@@ -40,7 +40,7 @@ from ppattn.attention.base import Attention, AttentionSpec, Context, LayerState,
 from ppattn.attention.softmax import SoftmaxAttention
 from ppattn.errors import UserError
 from ppattn.layers import Linear, conv2d
-from ppattn.ops import combine_by_window, dropout, is_dynamic, merge_heads, pad_end, softmax, split_heads
+from ppattn.ops import combine_by_window, constant, dropout, is_dynamic, merge_heads, pad_end, softmax, split_heads
 from ppattn.validation import Count, NotNegative, Positive
 
 
@@ -78,7 +78,6 @@ class LessAttention(SoftmaxAttention):
         self.v = Linear(spec.dim, spec.dim, bias=spec.qkv_bias)
         self.theta_weight, self.theta_bias = self.identity(key_tokens(spec))
         self.psi_weight, self.psi_bias = self.identity(spec.tokens)
-        self.register_buffer("own", own_key(spec), persistable=False)
 
     def identity(self, size: int) -> tuple[Tensor, Tensor]:
         weight = self.create_parameter([size, size], default_initializer=Assign(paddle.eye(size)))
@@ -106,7 +105,7 @@ class LessAttention(SoftmaxAttention):
         """The scores of this layer instead of the last ones, and its part of the diagonality loss."""
         loss = context.state.loss
         if self.training and not self.vanilla and self.dp_weight:
-            own_loss = self.dp_weight * diagonality_loss(parts.weights, self.own)
+            own_loss = self.dp_weight * diagonality_loss(parts.weights, own_key(self.spec))
             loss = own_loss if loss is None else loss + own_loss
         return context.state._replace(**{self.slot: parts.scores, "loss": loss})
 
@@ -189,6 +188,7 @@ def key_tokens(spec: AttentionSpec) -> int:
     return spec.num_prefix + math.prod(key_grid(spec))
 
 
+@constant
 def own_key(spec: AttentionSpec) -> Tensor:
     """For every query the index of the key that covers it, int64 [N]."""
     (h, w), (kh, kw), p = spec.grid, key_grid(spec), spec.num_prefix

@@ -111,8 +111,7 @@ class MHLAttention(Attention):
     @ops.full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
         q, k, v = parts.q, parts.k, ops.as_float32(parts.v)
-        p, h, d = self.spec.num_prefix, self.num_heads, self.head_dim
-        hw = context.hw
+        p, h, d, hw = self.spec.num_prefix, self.num_heads, self.head_dim, context.hw
         blocks = self.layout(hw)[:2]
         m, mixing = blocks[0] * blocks[1], self.mixing_for(blocks)
         qs, ks, vs = (self.cut(part[:, p:] if p else part, hw) for part in (q, k, v))

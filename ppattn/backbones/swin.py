@@ -153,13 +153,11 @@ class RelativePositionBias(nn.Layer):
     def __init__(self, window: int, num_heads: int):
         super().__init__()
         self.table = self.create_parameter([(2 * window - 1) ** 2, num_heads], default_initializer=Normal(0.0, 0.02))
-        rows, columns = np.divmod(np.arange(window * window), window)
-        index = (rows[:, None] - rows + window - 1) * (2 * window - 1) + columns[:, None] - columns + window - 1
-        self.register_buffer("index", paddle.to_tensor(index.reshape(-1)), persistable=False)
-        self.tokens = window * window
+        self.window = window
 
     def forward(self) -> Tensor:
-        return paddle.gather(self.table, self.index).transpose([1, 0]).reshape([-1, self.tokens, self.tokens])
+        bias, tokens = paddle.gather(self.table, relative_positions(self.window)), self.window**2
+        return bias.transpose([1, 0]).reshape([-1, tokens, tokens])
 
     def resized(self, name: str, array: np.ndarray, img_size: tuple[int, int] | None) -> np.ndarray | None:
         side, wanted = (math.isqrt(rows) for rows in (array.shape[0], self.table.shape[0]))
@@ -185,6 +183,14 @@ class PatchMerging(nn.Layer):
         h, w = x.shape[1] // 2, x.shape[2] // 2
         x = x.reshape([-1, h, 2, w, 2, c]).transpose([0, 1, 3, 4, 2, 5]).reshape([-1, h * w, 4 * c])
         return self.reduction(self.norm(x)), (h, w)
+
+
+@ops.constant
+def relative_positions(window: int) -> Tensor:
+    """The row of the table for each query and key of a window, [w^4]; no buffer, which `Layer.to` would make floats."""
+    rows, columns = np.divmod(np.arange(window * window), window)
+    index = (rows[:, None] - rows + window - 1) * (2 * window - 1) + columns[:, None] - columns + window - 1
+    return paddle.to_tensor(index.reshape(-1))
 
 
 def roll_map(x: Tensor, shift: int) -> Tensor:

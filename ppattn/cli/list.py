@@ -21,8 +21,10 @@ def run(args: Namespace) -> None:
 
 def rows(kind: str) -> list[dict[str, str]]:
     """One mapping of column to text per entry of a kind; `name` comes first."""
-    if kind == "configs":
-        return _configs()
+    if kind == "configs":  # paths as `-c` takes them, and the comment that each file opens with
+        files = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "base"]
+        named = [(f"configs/{path.relative_to(CONFIGS).as_posix()}", path.read_text("utf-8")) for path in files]
+        return [{"name": name, "about": text.split("\n")[0].lstrip("# ")} for name, text in named]
     if kind == "attentions":
         return _attentions()
     return [_facts(zoo.model_entry(name)) for name in (zoo.list_models() if kind == "models" else zoo.list_backbones())]
@@ -55,16 +57,6 @@ def _attentions() -> list[dict[str, str]]:
         for name in (name for name in ATTENTIONS.list() if name not in zoo.attentions()):
             about = (sys.modules[ATTENTIONS.get(name).__module__].__doc__ or "").strip().split("\n")[0]
             found.append(dict.fromkeys(found[0], "") | {"name": name, "title": about})
-    return found
-
-
-def _configs() -> list[dict[str, str]]:
-    """Paths as `-c` takes them, and the comment that each file opens with."""
-    found = []
-    for path in sorted(CONFIGS.rglob("*.yaml")):
-        if path.parent.name != "base":
-            about = path.read_text(encoding="utf-8").split("\n")[0].lstrip("# ")
-            found.append({"name": f"configs/{path.relative_to(CONFIGS).as_posix()}", "about": about})
     return found
 
 

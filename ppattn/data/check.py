@@ -69,9 +69,7 @@ def check_splits(splits: Splits, parts: Sequence[str] = ("train", "val")) -> dic
     for part in parts:
         split = getattr(splits, part)
         counts = split.counts(len(splits.classes)).astype(int).tolist()
-        unreadable: list[dict[str, str]] = []
-        flat: list[str] = []
-        different: set[bytes] = set()
+        unreadable, flat, different = list[dict[str, str]](), list[str](), set[bytes]()
         found = tqdm(_digests(split), total=len(split), desc=part, unit="image", disable=None)
         for i, (digest, constant) in enumerate(found):
             name, label = split.name(i), splits.named(split, i)

@@ -68,8 +68,7 @@ def find_cifar(root: Path, kind: SimpleNamespace) -> Path | None:
 
 def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
-    kind = CIFAR[name]
-    root = config.data.location
+    kind, root = CIFAR[name], config.data.location
     found = find_cifar(root, kind)
     if found is None and config.data.download:
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
@@ -80,8 +79,7 @@ def cifar(config: Config, name: str) -> Splits:
     if found is None:
         raise UserError(f"No {kind.title} at {root}: put {kind.archive} or {kind.folder}/ there, or set data.root.")
     batches = _read(found, kind)
-    missing = sorted({*kind.train, kind.test, kind.meta} - set(batches))
-    if missing:
+    if missing := sorted({*kind.train, kind.test, kind.meta} - set(batches)):
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")
     with reading_untrusted(f"{found}: {kind.meta}", f"from {kind.title}, with {kind.names}"):
         names = [name.decode(errors="surrogateescape") for name in batches[kind.meta][kind.names.encode()]]

@@ -1,5 +1,6 @@
 """Names of classes: from files beside the data, of ImageNet, and whether two lists mean the same classes."""
 
+import logging
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 from ppattn.errors import UserError, reading_untrusted
 from ppattn.text import is_text
+
+logger = logging.getLogger("ppattn.data")
 
 MOST_CLASSES = 1_000_000
 
@@ -107,7 +110,8 @@ def is_imagenet(names: list[str]) -> bool:
 def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
     """The index among a model's classes of each class of some data; None for those that it does not have."""
     numbers = others == [*map(str, range(len(others)))] and len(others) < len(names) and not {*others} & {*names}
-    if same_classes(names, others) or numbers:
+    if numbers or same_classes(names, others):
+        warn_of_order(names, others)
         return [*range(len(others))]
     table = {composed_name(name): i for i, name in enumerate(names)}
     if is_imagenet(names):
@@ -121,3 +125,9 @@ def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
     same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))
     return len(names) == len(others) and same
+
+
+def warn_of_order(names: list[str], others: list[str]) -> None:
+    """Warn where nothing but the order says which classes of a model are which of the data."""
+    if names and not ({*names} & {*others} or is_imagenet(names)):
+        logger.warning("classes are matched by their order: %s as %s, ...", names[0], others[0])

@@ -59,7 +59,8 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
         elif jpeg in (1, 3) or data.startswith(b"\x89PNG"):
             image: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
             return cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image)  # None raises
-        with _opened(data) as picture:
+        Image.init()
+        with Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN]) as picture:
             return image_from_pillow(picture, name, max_value, channels)
     except (UserError, MemoryError):
         raise
@@ -69,11 +70,6 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
             most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
             problem = f"too large: OpenCV takes 2^30 pixels of a JPEG or PNG, Pillow {most:,} of others; cut tiles"
         raise ImageError(f"{name} is {problem}.") from None
-
-
-def _opened(data: bytes) -> Image.Image:
-    Image.init()
-    return Image.open(io.BytesIO(data), formats=[kind for kind in FORMATS if kind in Image.OPEN])
 
 
 def _numbers_of(data: bytes, channels: int) -> np.ndarray | None:

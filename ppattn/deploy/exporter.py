@@ -243,9 +243,8 @@ def to_onnx(work: Path, keep: bool = False) -> None:
         errors = [line.rpartition("]")[2] for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line]
         why = (errors or [failure_reason(done)])[0].strip()[:200]
         raise UserError(f"paddle2onnx could not convert this model: {why}")
-    if not keep:
-        for name in (PROGRAM, WEIGHTS):
-            (work / name).unlink()
+    for name in () if keep else (PROGRAM, WEIGHTS):
+        (work / name).unlink()
 
 
 def quantise(work: Path, calibration: np.ndarray) -> None:

@@ -52,15 +52,12 @@ class Predictor:
         self.folder = Path(folder)
         self._about = about = read_about(self.folder)
         self.output, self.classes, self.sigmoid = about.output, about.classes, about.sigmoid
-        self.preprocess = Preprocess(**about.preprocess)
-        self.source = about.source
+        self.preprocess, self.source = Preprocess(**about.preprocess), about.source
         self.format, self.precision = about.format, about.precision
         self._stride, self._threads = about.stride if about.dynamic_size else None, threads
         path = self.folder / GOLDEN
-        with (
-            reading_untrusted(path, "what export wrote; export the model again"),
-            np.load(path, allow_pickle=False) as golden,
-        ):
+        wanted = "what export wrote; export the model again"
+        with reading_untrusted(path, wanted), np.load(path, allow_pickle=False) as golden:
             check_unpacked_size(golden.zip, path)
             self._golden = golden["input"], golden["output"]
         if self.classes and self._golden[1].shape[1:] != (len(self.classes),):

@@ -14,7 +14,7 @@ from paddle import nn
 
 from ppattn.backbones.base import Backbone
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
-from ppattn.data.classes import class_numbers, is_imagenet
+from ppattn.data.classes import class_numbers
 from ppattn.data.splits import Split
 from ppattn.errors import UserError, optional_package
 from ppattn.files.atomic import write_json, write_rows, write_text
@@ -66,13 +66,11 @@ def evaluate(
         processes: those that evaluate together and add their counts; default: this one alone.
         stopped: asked after every batch; where it is true in any process, the result is None.
     """
-    processes = processes or Processes()
-    table = split.table
+    processes, table = processes or Processes(), split.table
     predicted = np.zeros(len(split))  # class + 1, so that parts of several processes add up
     scores = np.zeros((len(split), 2 if table is None else table.shape[1]), np.float32)
     sums, count, aborted = np.zeros(3), 0, False
-    start = time.perf_counter()
-    ticks: list[tuple[float, int]] = []  # end of each batch, and its images
+    start, ticks = time.perf_counter(), list[tuple[float, int]]()  # end of each batch, and its images
     for images, labels, indices in loader:
         if not len(labels):
             continue
@@ -244,8 +242,6 @@ def match_classes(splits: Splits, classes: list[str]) -> None:
     """Number the validation images by the model's classes of the same names; warn of classes that have none, and raise
     `UserError` for images of unknown ones."""
     val, numbers = splits.val, class_numbers(classes, splits.classes)
-    if numbers == [*range(len(splits.classes))] and not ({*classes} & {*splits.classes} or is_imagenet(classes)):
-        logger.warning("classes are matched by their order: %s as %s, ...", classes[0], splits.classes[0])
     if val.table is not None:
         if numbers != [*range(len(classes))]:
             raise UserError(f"The lists have other labels than the model: {', '.join(splits.classes[:5])}.")

@@ -33,11 +33,10 @@ def epoch_row(run: Run) -> dict:
 
 
 def log_step(run: Run, step: int, loss: float) -> None:
-    lr = run.learning_rate(step)
+    lr, log = run.learning_rate(step), run.outputs.log
     run.outputs.scalars(step + 1, {"train/loss": loss, "train/lr": lr})
     epoch, number = divmod(step, run.loader.steps_per_epoch)
     position = f"epoch {epoch + 1} step {number + 1}/{run.loader.steps_per_epoch}"
-    log = run.outputs.log
     log.info(f"{position} loss {run.state.progress.mean_loss():.4f} lr {lr:.3g}", terminal=not log.interactive)
 
 

@@ -8,7 +8,7 @@ import paddle
 
 from ppattn.backbones.base import Backbone, recording_blocks
 from ppattn.data import Preprocess, Splits
-from ppattn.data.classes import same_classes
+from ppattn.data.classes import same_classes, warn_of_order
 from ppattn.deploy.folder import ABOUT
 from ppattn.deploy.predictor import Predictor, exported_runner
 from ppattn.errors import UserError
@@ -69,6 +69,8 @@ def compare_data(name: str, config: Config, splits: Splits, classes: list[str], 
     if config.distill.logits and not same_classes(classes, splits.classes):
         own, others = (f"{len(some)} ({', '.join([*some[:3], '...'])})" for some in (classes, splits.classes))
         raise UserError(f"{name} knows other classes, {own}, than the data, {others}: set distill.logits to 0.")
+    if config.distill.logits:
+        warn_of_order(classes, splits.classes)
     if [*preprocess.mean, *preprocess.std] != [*map(float, splits.mean), *map(float, splits.std)]:
         mean, std = list(preprocess.mean), list(preprocess.std)
         raise UserError(f"{name} was trained with other pixel statistics: set data.mean={mean} and data.std={std}.")

@@ -91,10 +91,8 @@ def open_figure(path: Path | IO, width: float, height: float, title: str = "") -
 
     chinese = filter(CHINESE_FONTS.search, get_font_names())
     fonts = [*rcParams["font.family"], *sorted(chinese, key=lambda name: (not name.endswith(" SC"), name))[:1]]
-    with (
-        warnings.catch_warnings(),
-        rc_context({"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}),
-    ):
+    settings = {"text.parse_math": False, "svg.hashsalt": "ppattn", "font.family": fonts}
+    with warnings.catch_warnings(), rc_context(settings):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure

@@ -20,9 +20,8 @@ from ppattn.weights.files import read
 
 TABLE = Path(__file__).with_name("sources.yaml")
 AUTHORS = "the authors"
-PLAIN = (
-    r"cls_token|pos_embed|(patch_embed\.proj|norm|head|blocks\.\d+\.(norm\d|attn\.(qkv|proj)|mlp\.fc\d))\.(weight|bias)"
-)
+BLOCK = r"blocks\.\d+\.(norm\d|attn\.(qkv|proj)|mlp\.fc\d)"
+PLAIN = rf"cls_token|pos_embed|(patch_embed\.proj|norm|head|{BLOCK})\.(weight|bias)"
 DISTILLED = ("dist_token", "head_dist.", "cls_classifier.", "distillation_classifier.")
 SWIGLU = r"\.mlp\.(?:w12|weights_in)\.weight$"
 UNUSED = ("pooler.", "decoder", "dino_head.", "ibot_head.")  # heads of a pre-training, which lead to no logits

@@ -14,7 +14,7 @@ from scipy.special import softmax as weights_of
 import ppattn
 from ppattn.attention import AttentionSpec, Context, LayerState, StageLinks, build_attention
 from ppattn.attention.base import PackedParts
-from ppattn.attention.less import key_tokens
+from ppattn.attention.less import key_tokens, own_key
 from ppattn.attention.mhla import mixing_start, piece_side
 from ppattn.errors import UserError
 
@@ -438,8 +438,8 @@ def test_two_layers_of_less_attention_and_their_loss_are_the_formulas(spec, floa
         weights = weights_of(expected + each, -1)
         v = heads(linear_layer(p, "v", attn.keys(x, spec.grid).numpy()), spec.num_heads)
         assert np.abs(y.numpy() - linear_layer(p, "proj", merge(weights @ v))).max() < 1e-11
-        own = np.take_along_axis(weights, attn.own.numpy()[None, None, :, None], -1)
-        others = np.where(np.arange(m) == attn.own.numpy()[:, None], -np.inf, weights).max(-1, keepdims=True)
+        own = np.take_along_axis(weights, own_key(spec).numpy()[None, None, :, None], -1)
+        others = np.where(np.arange(m) == own_key(spec).numpy()[:, None], -np.inf, weights).max(-1, keepdims=True)
         loss += 0.3 * np.maximum(others - own, 0).mean()
         loss += 0.3 * np.abs(weights - weights.swapaxes(-1, -2)).mean() if n == m else 0.0
     assert state.loss.item() == pytest.approx(loss, rel=1e-9)

@@ -323,6 +323,19 @@ def test_position_conv_adds_a_depthwise_convolution_to_the_grid_only():
     assert np.abs(got[:, 2:] - x[:, 2:] - local.numpy()).max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("name", "attention"), [("swin_nano", "softmax"), ("deit_nano", "less"), ("swin_nano", "less")]
+)
+def test_a_model_keeps_its_answers_in_another_type(name, attention):
+    """`Layer.to` changes all buffers, those of integers too."""
+    model, x = ppattn.create_model(name, attention=attention, num_classes=5), paddle.randn([2, 3, 32, 32])
+    before, loss = model.forward_train(x)
+    model.to(dtype="float64")
+    after, other = model.forward_train(x.astype("float64"))
+    assert after.dtype == paddle.float64 and np.abs((after - before).numpy()).max() < 1e-4
+    assert attention != "less" or other.item() == pytest.approx(loss.item(), rel=1e-4)
+
+
 def test_the_own_key_of_a_token():
     spec = AttentionSpec(dim=4, num_heads=1, grid=(3, 4), sr_ratio=2, num_prefix=1)
     assert own_key(spec).tolist() == [0, 1, 1, 2, 2, 1, 1, 2, 2, 1, 1, 2, 2]

@@ -71,8 +71,7 @@ def indices(images):
 def test_content_depends_neither_on_workers_nor_on_the_step_that_is_asked_for_first():
     split, untouched = numbered(61), numbered(61).images
     whole = epoch(split, augment=AUGMENT)
-    assert np.array_equal(split.images, untouched)
-    assert len(whole) == loader(split).steps_per_epoch == 7
+    assert np.array_equal(split.images, untouched) and len(whole) == loader(split).steps_per_epoch == 7
     assert whole[0][0].shape == (8, 3, 13, 9) and whole[0][0].dtype == np.float32
     for workers in (1, 2, 3):
         same(epoch(split, workers, augment=AUGMENT), whole)
@@ -184,8 +183,7 @@ def test_corrupt_images_are_logged_and_in_training_replaced_by_the_next(damaged,
     assert np.array_equal(batch.images, expected)
     assert batch.targets.argmax(axis=1).tolist() == [i // 5 for i in order]
     assert sorted(Path(name).name for name, _ in batch.unreadable) == ["1.png", "2.png", "2.png"]  # bee/2 after bee/1
-    assert damaged.unreadable == 3
-    assert caplog.text.count("bee/1.png") == 1 and caplog.text.count("bee/2.png") == 1
+    assert damaged.unreadable == 3 and caplog.text.count("bee/1.png") == 1 and caplog.text.count("bee/2.png") == 1
 
 
 def test_all_training_images_corrupt(tmp_path):
@@ -316,8 +314,7 @@ def test_an_index_that_cannot_be_written_is_done_without(shards, monkeypatch):
 
     root, _ = shards
     monkeypatch.setattr("ppattn.files.atomic.os.replace", full)
-    assert len(build("shards", root).train) == 61
-    assert {path.suffix for path in root.iterdir()} == {".tar"}
+    assert len(build("shards", root).train) == 61 and {path.suffix for path in root.iterdir()} == {".tar"}
 
 
 def test_shards_are_indexed_once(shards, monkeypatch):

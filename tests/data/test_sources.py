@@ -122,8 +122,7 @@ def test_download(tmp_path, monkeypatch, capsys):
 def test_folder(folder):
     splits = build("folder", folder)
     assert splits.classes == ["ant", "bee", "cat"]
-    assert splits.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
-    assert splits.val.name(4).endswith("val/bee/1.png")
+    assert splits.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5 and splits.val.name(4).endswith("val/bee/1.png")
     assert np.array_equal(splits.val.image(4), np.random.default_rng([1, 1, 1]).integers(0, 256, (12, 10, 3)))
     os.rename(folder / "val", folder / "test")
     assert len(build("folder", folder).val) == 9

@@ -53,8 +53,7 @@ def test_preprocess_equals_pillow_resize_and_centre_crop(rows, cols, keep):
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = ((cut / 255 - mean) / std).transpose(2, 0, 1)
     result = Preprocess(224, crop_ratio=0.875, crop_keep_aspect=keep)(image)
-    assert result.shape == (3, 224, 224) and result.dtype == np.float32
-    assert np.abs(result - expected).max() < 1e-6
+    assert result.shape == (3, 224, 224) and result.dtype == np.float32 and np.abs(result - expected).max() < 1e-6
 
 
 def test_preprocess_is_data_and_batches_sizes_and_inverts():
@@ -74,8 +73,7 @@ def test_preprocess_grey():
     image = photo(9, 11)
     result = preprocess(image)
     luma = image @ np.array([0.299, 0.587, 0.114])
-    assert result.shape == (1, 9, 11)
-    assert np.abs(result[0] - (luma / 255 - 0.4) / 0.25).max() < 0.6 / 255 / 0.25
+    assert result.shape == (1, 9, 11) and np.abs(result[0] - (luma / 255 - 0.4) / 0.25).max() < 0.6 / 255 / 0.25
 
 
 @pytest.mark.parametrize(
@@ -170,8 +168,7 @@ def test_crop_boxes(size):
     areas = []
     for _ in range(500):
         top, left, height, width = T.crop_box(size, scale, ratio, rng)
-        assert min(top, left) >= 0 and min(height, width) > 0
-        assert top + height <= size[0] and left + width <= size[1]
+        assert min(top, left) >= 0 and min(height, width) > 0 and top + height <= size[0] and left + width <= size[1]
         areas.append(height * width / (size[0] * size[1]))
     if size == (200, 200):  # every try fits
         assert 0.295 < min(areas) < 0.305 and 0.495 < max(areas) < 0.505
@@ -299,8 +296,7 @@ def test_rand_augment_draws(monkeypatch):
     for _ in range(2000):
         policy(photo(3, 3), rng)
     names, levels, signs = zip(*calls, strict=True)
-    assert len(calls) / 6000 == pytest.approx(0.5, abs=0.03)
-    assert set(names) == set(PILLOW_OPERATIONS)
+    assert len(calls) / 6000 == pytest.approx(0.5, abs=0.03) and set(names) == set(PILLOW_OPERATIONS)
     assert max(levels) == 1.0 and np.mean(levels) == pytest.approx(0.9, abs=0.01)
     below = np.array(levels)[np.array(levels) < 0.9]
     assert (0.9 - below).mean() == pytest.approx(0.05 * math.sqrt(2 / math.pi), rel=0.1)
@@ -348,8 +344,7 @@ def test_mix_probabilities_and_shares():
     draws = [mix_draw((32, 32), settings, rng) for _ in range(4000)]
     cut = [(share, *box) for share, box in draws if box is not None]
     up = [share for share, box in draws if box is None and share < 1]
-    assert len(cut) / 4000 == pytest.approx(0.28, abs=0.02)
-    assert len(up) / 4000 == pytest.approx(0.42, abs=0.02)
+    assert len(cut) / 4000 == pytest.approx(0.28, abs=0.02) and len(up) / 4000 == pytest.approx(0.42, abs=0.02)
     assert np.var(up) == pytest.approx(1 / (4 * (2 * 0.8 + 1)), rel=0.08)  # of Beta(a, a)
     for share, top, bottom, left, right in cut:
         assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 32
