@@ -69,8 +69,6 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     by_name = dict(model.named_parameters())
     names = {p.name: name for name, p in by_name.items()}  # Paddle's names to the model's
     parameters = [p for p in by_name.values() if not p.stop_gradient]
-    for parameter in parameters:  # which an earlier optimizer may have scaled
-        parameter.optimize_attr["learning_rate"] = 1.0
     if options.layer_decay is not None:
         groups = model.layer_groups()
         for depth, group in enumerate(groups):

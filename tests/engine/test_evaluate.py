@@ -15,11 +15,13 @@ from sklearn import metrics as sk
 
 import ppattn
 from ppattn.cli import main
+from ppattn.config import make_config
 from ppattn.data import Preprocess, build_datasets
 from ppattn.data.classes import _imagenet, class_numbers, imagenet_names, same_classes
 from ppattn.data.splits import Split, Splits
 from ppattn.engine import trainer
 from ppattn.engine.evaluate import Evaluation, evaluate, match_classes, model_runner, write_evaluation
+from ppattn.engine.teacher import compare_data
 from ppattn.errors import UserError
 from ppattn.plots.evaluation import confusion
 from ppattn.trained import load_run
@@ -235,6 +237,9 @@ def test_imagenet_has_names_in_the_order_of_its_labels(caplog):
         match_classes(Splits(split, split, ["0", "1"]), classes)
         assert ("matched by their order: ant as 0" in caplog.text) == told
         caplog.clear()
+    distilling = make_config({"distill": {"teacher": "teacher", "logits": 1.0}})
+    compare_data("teacher", distilling, Splits(split, split, ["ant", "bee"]), ["0", "1"], Preprocess(32))
+    assert "matched by their order: 0 as ant" in caplog.text
     assert class_numbers(["b", "a"], ["a", "b"]) == [1, 0] and class_numbers(["b", "a", "c"], ["0", "1"]) == [0, 1]
 
 

