@@ -184,8 +184,8 @@ def test_the_page_about_convolutions_states_what_was_measured():
     assert f"softmax has {softmax:.2f} %, and the other thirteen" in text and len(neither) == 13
     assert f"Both add {min(both):.1f} to {max(both):.1f} points" in text
     assert f"between {min(neither.values()):.2f} and {max(neither.values()):.2f} %" in text
-    assert f"adds {min(alone):.1f} to {max(alone):.1f} points to the eight" in text and len(alone) == 15
-    assert f"beside the other one {min(beside):.1f} to +{max(beside):.1f} points" in text and len(beside) == 14
+    assert f"adds {min(alone):.1f} to {max(alone):.1f} points to the fourteen" in text and len(alone) == 21
+    assert f"beside the other one {min(beside):.1f} to +{max(beside):.1f} points" in text and len(beside) == 20
 
 
 def test_at_equal_time_the_slower_one_is_read_from_its_curve(tmp_path):
