@@ -118,7 +118,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
+def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys, refused):
     with whole():
         assert main("eval", ["--run", str(trained)]) == 0
     written = metrics(trained / "eval")
@@ -140,8 +140,8 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys):
         (["--run", shutil.copy(best, tmp_path / "alone.safetensors")], tmp_path / "eval"),
     ):
         shutil.rmtree(folder, ignore_errors=True)
-        assert main("eval", [*map(str, call)]) == 0
-        assert metrics(folder)["top1"] == written["top1"]
+        assert main("eval", [*map(str, call)]) == 0 and metrics(folder)["top1"] == written["top1"]
+    assert "is a file or read-only" in refused("eval", "--run", trained, "--output", best / "eval")
 
 
 def test_eval_with_mirror_images_averages_logits(trained, tmp_path, capsys):
