@@ -29,7 +29,8 @@ def run(args: Namespace) -> None:
         check_links(folder.parent, [folder, *folder.glob("*")])
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):  # said before the work, not after it
-        raise UserError(f"Nothing can be written to {folder}: {place} is a file or read-only.")
+        problem = "read-only" if place.is_dir() else "not a directory"
+        raise UserError(f"Nothing can be written to {folder}: {place} is {problem}.")
     result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True

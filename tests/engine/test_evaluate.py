@@ -141,7 +141,7 @@ def test_eval_of_a_run_and_of_its_weights(trained, tmp_path, capsys, refused):
     ):
         shutil.rmtree(folder, ignore_errors=True)
         assert main("eval", [*map(str, call)]) == 0 and metrics(folder)["top1"] == written["top1"]
-    assert "is a file or read-only" in refused("eval", "--run", trained, "--output", best / "eval")
+    assert "is not a directory" in refused("eval", "--run", trained, "--output", best / "eval", "-o", "data.root=no")
 
 
 def test_eval_with_mirror_images_averages_logits(trained, tmp_path, capsys):
