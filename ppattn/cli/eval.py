@@ -1,6 +1,5 @@
 """Evaluate a run, a weights file or an exported model on its validation images."""
 
-import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -27,10 +26,7 @@ def run(args: Namespace) -> None:
     folder = Path(args.output) if args.output else folder / ("eval_mirror" if args.mirror else "eval")
     if not args.output:
         check_links(folder.parent, [folder, *folder.glob("*")])
-    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not (place.is_dir() and os.access(place, os.W_OK)):  # said before the work, not after it
-        problem = "read-only" if place.is_dir() else "not a directory"
-        raise UserError(f"Nothing can be written to {folder}: {place} is {problem}.")
+    options.check_writable(folder)
     result, splits = evaluate_split(runner, config, classes, preprocess, provenance)
     if args.mirror:
         result.metrics["mirror"] = True

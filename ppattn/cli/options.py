@@ -12,9 +12,19 @@ from ppattn import zoo
 from ppattn.errors import UserError, did_you_mean
 
 
+def check_writable(folder: Path) -> None:
+    """Raise `UserError` before the work, not after it, if nothing can be written to a folder, made if need be."""
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        problem = "read-only" if place.is_dir() else "not a directory"
+        raise UserError(f"Nothing can be written to {folder}: {place} is {problem}.")
+
+
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
     """Refuse to overwrite an input, or, in a folder that is read, metrics.csv or a file without this `suffix`."""
     target = Path(os.path.realpath(path))
+    if target.is_file() or not os.path.exists(path):  # no device, pipe or terminal
+        check_writable(target.parent)
     for one in inputs if target.exists() else ():
         source = Path(os.path.realpath(one)) if one else None
         inside = source in target.parents and (target.suffix != suffix or target.name == "metrics.csv")

@@ -110,7 +110,7 @@ convert --model deit_tiny --from {here}/nothing.pth --output {out} | nothing.pth
 convert --model deit_tiny --from {run} --output {out} | already a ppattn weights file
 convert --model deit_tiny --from {here}/good.safetensors --num-classes -1 --output {out} | num_classes = -1
 eval --run {run} --output {here}/text.png/eval | text.png | Not a directory
-check -c {tiny} --json {here}/text.png/report.json | text.png | File exists
+check -c {tiny} --json {here}/text.png/report.json | text.png | Not a directory
 check --data {here}/nothing | nothing
 predict --model {run} {here}/digit.png | not an exported model
 predict --run {run} {here}/hollow | hollow | no images
