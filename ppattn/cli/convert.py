@@ -19,9 +19,9 @@ def run(args: Namespace) -> None:
     if args.to and ({args.model, args.part, args.attention, args.num_classes} != {None} or args.allow or args.img_size):
         raise UserError("--to takes --from and --output only: a run or model as it is.")
     if args.to:
+        options.check_output(str(output), [args.source], "")
         _, model, _, preprocess = ppattn.load_run(args.source)
         arrays, facts = weights.to_timm(model)
-        options.check_output(str(output), [args.source], "")
         weights.save(output, arrays, None)
         settings = "".join(f"{key}={value!r}, " for key, value in facts.items())
         settings += f"norm_layer=functools.partial(torch.nn.LayerNorm, eps={model.norm.epsilon})"

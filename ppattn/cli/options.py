@@ -21,7 +21,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_output(path: str, inputs: Iterable[str | Path | None], suffix: str) -> None:
-    """Refuse to overwrite an input, or, in a folder that is read, metrics.csv or a file without this `suffix`."""
+    """Refuse a place that cannot be written, an input, and in a folder that is read metrics.csv or another `suffix`."""
     target = Path(os.path.realpath(path))
     if target.is_file() or not os.path.exists(path):  # no device, pipe or terminal
         check_writable(target.parent)
