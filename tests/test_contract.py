@@ -135,7 +135,7 @@ def merged(x):
 def trained_on_keys(attn, parts, hw):
     """ViT^3, whose layer is not linear in its values: the gradients of the inner loss by automatic differentiation."""
     (b, n, _), h, d = parts[0].q.shape, attn.num_heads, attn.head_dim
-    q, k, v = (heads_of(t, h) for t in parts[0][:3])
+    q, k, v = (heads_of(t, h) for t in (parts[0].q, parts[0].k, parts[0].v))
     w1, w2, w3 = (w.expand([b, *w.shape[1:]]) for w in (attn.w1, attn.w2, attn.w3.reshape([1, d, 3, 3])))
 
     def unit(x, w1, w2):
@@ -151,7 +151,7 @@ def trained_on_keys(attn, parts, hw):
 
 def trained_swiglu(attn, parts, hw):
     """T^5, which is not linear in its values either."""
-    q, k, v = (heads_of(t, attn.num_heads) for t in parts[:3])
+    q, k, v = (heads_of(t, attn.num_heads) for t in (parts.q, parts.k, parts.v))
     weights = [w.expand([len(q), *w.shape[1:]]) for w in (attn.w1, attn.w2, attn.w3)]
 
     def unit(x, w1, w2, w3):
@@ -201,7 +201,7 @@ def recorded_call(backbone, x):
 def cast(value, convert):
     """A tensor, or every tensor of a context, through `convert`."""
     if isinstance(value, (Context, LayerState)):
-        return type(value)(*(cast(field, convert) for field in value))
+        return type(value)(**{name: cast(field, convert) for name, field in vars(value).items()})
     return convert(value) if isinstance(value, paddle.Tensor) else value
 
 

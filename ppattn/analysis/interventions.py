@@ -77,7 +77,7 @@ def newton(found: LayerMap) -> dict | None:
     layer = found.layer
     if not isinstance(layer, SoftAttention) or not layer.uses_landmarks:
         return None
-    tokens = layer.project(found.tokens, Context(found.hw))[0]
+    tokens = layer.project(found.tokens, Context(found.hw)).q
     q, landmarks = (split_heads(t, layer.num_heads) for t in (tokens, layer.landmarks(tokens, found.hw)[0]))
     kernel, inverse = layer.newton_inputs(gaussian_kernel(landmarks, landmarks))
     eye = identity_like(kernel)

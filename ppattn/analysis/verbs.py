@@ -334,6 +334,5 @@ def nearest_mean(points: np.ndarray, labels: np.ndarray) -> float:
     distances = [np.linalg.norm(points - points[labels == label].mean(0), axis=-1) for label in classes]
     distance, place, count = np.stack(distances, axis=-1), np.arange(len(points)), np.bincount(own)[own]
     # Without the point itself, the mean of n points is n / (n - 1) times as far away.
-    alone = count == 1
-    distance[place, own] = np.where(alone, np.inf, distance[place, own] * count / np.maximum(count - 1, 1))
+    distance[place, own] = np.where(count == 1, np.inf, distance[place, own] * count / np.maximum(count - 1, 1))
     return float((distance.argmin(-1) == own).mean())

@@ -16,7 +16,7 @@ and columns are resized for another grid.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -34,7 +34,8 @@ BIAS_SIDE = 7
 LINES = {"ah_bias": 3, "aw_bias": 4, "ha_bias": 2, "wa_bias": 3}  # the axis as long as a side of the grid
 
 
-class AgentParts(NamedTuple):
+@dataclass(eq=False)
+class AgentParts:
     q: Tensor  # [B, N, C]
     agents: Tensor  # [B, n, C]
     kv: Tensor  # packed k, v [B, N, 2C]
@@ -85,12 +86,11 @@ class AgentAttention(Attention):
         return keys[0], queries[0]
 
     def attend(self, parts: AgentParts, context: Context) -> Tensor:
-        q, agents, kv = parts
         on_keys, on_agents = self.biases(context.hw)
         settings = {"num_heads": self.num_heads, "scale": self.scale}  # no `partial`: Paddle does not trace into it
         settings["drop"] = self.spec.attn_drop if self.training else 0.0
-        u = ops.softmax_attention(agents, kv=kv, bias=on_keys, **settings)
-        return ops.softmax_attention(q, kv=paddle.concat([agents, u], axis=-1), bias=on_agents, **settings)
+        u = ops.softmax_attention(parts.agents, kv=parts.kv, bias=on_keys, **settings)
+        return ops.softmax_attention(parts.q, kv=paddle.concat([parts.agents, u], axis=-1), bias=on_agents, **settings)
 
     def weights(self, parts: AgentParts, context: Context) -> Tensor:
         q, agents = split_heads(parts.q, self.num_heads), split_heads(parts.agents, self.num_heads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import paddle
@@ -63,7 +63,8 @@ class AttentionSpec:
         return (1, count) if self.sequence else (side, side)
 
 
-class LayerState(NamedTuple):
+@dataclass(eq=False)
+class LayerState:
     """What layers hand to later layers. Only Less-Attention reads and writes it."""
 
     plain: Tensor | None = None  # scores [B, h, N, M] of the last layer on the map or on unshifted windows
@@ -71,7 +72,8 @@ class LayerState(NamedTuple):
     loss: Tensor | None = None  # sum of the auxiliary losses so far, weighted; a scalar
 
 
-class Context(NamedTuple):
+@dataclass(eq=False)
+class Context:
     """What an attention layer gets besides its tokens; `bias` and `mask` are for windowed attentions only."""
 
     hw: tuple[int, int]  # (H, W) of the grid tokens; tensors while a program is traced for any size
@@ -81,7 +83,8 @@ class Context(NamedTuple):
     rotation: tuple[Tensor, Tensor] | None = None  # cos and sin [N, d] for `Attention.placed`, if positions are rotary
 
 
-class Parts(NamedTuple):
+@dataclass(eq=False)
+class Parts:
     """What most attentions compute from the tokens; each says in `project` which forms they have."""
 
     q: Tensor
@@ -90,7 +93,8 @@ class Parts(NamedTuple):
     gate: Tensor | None = None  # [B, N, C]
 
 
-class PackedParts(NamedTuple):
+@dataclass(eq=False)
+class PackedParts:
     """Projections as operators take them, and the dynamic kernel of a local term."""
 
     q: Tensor  # packed q, k, v [B, N, 3C], or with `kv` q [B, N, C]
@@ -144,7 +148,7 @@ class Attention(nn.Layer):
         return self.finish(y, parts), self.next_state(parts, context)
 
     def project(self, x: Tensor, context: Context) -> Any:
-        """Everything that is computed from x [B, N, C]: a NamedTuple, which the other methods get as `parts`."""
+        """Everything that is computed from x [B, N, C]: a dataclass, which the other methods get as `parts`."""
         raise NotImplementedError
 
     def mix(self, parts: Any, context: Context) -> Tensor:

@@ -29,7 +29,7 @@ Theta and Psi fix the grid: an LA layer rejects any other size.
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import paddle
 import paddle.nn.functional as F
@@ -44,7 +44,8 @@ from ppattn.ops import combine_by_window, constant, dropout, is_dynamic, merge_h
 from ppattn.validation import Count, NotNegative, Positive
 
 
-class LessParts(NamedTuple):
+@dataclass(eq=False)
+class LessParts:
     """Score maps instead of `PackedParts`."""
 
     scores: Tensor  # A, before mask and softmax [B, h, N, M]
@@ -107,7 +108,7 @@ class LessAttention(SoftmaxAttention):
         if self.training and not self.vanilla and self.dp_weight:
             own_loss = self.dp_weight * diagonality_loss(parts.weights, own_key(self.spec))
             loss = own_loss if loss is None else loss + own_loss
-        return context.state._replace(**{self.slot: parts.scores, "loss": loss})
+        return replace(context.state, **{self.slot: parts.scores, "loss": loss})
 
     def weights(self, parts: LessParts, context: Context) -> Tensor:  # type: ignore[override]
         return parts.weights
@@ -139,7 +140,7 @@ class ScoreDownsample(nn.Layer):
     def __init__(self, before: AttentionSpec, after: AttentionSpec):
         super().__init__()
         h = before.num_heads
-        self.before, self.after = before, after
+        self.before, self.after, self.size = before, after, [before.tokens, key_tokens(before)]
         keys, keys2 = key_grid(before), key_grid(after)
         if keys2[0] > keys[0] or keys2[1] > keys[1]:
             grow = f"has more keys than the stage before it ({keys2} after {keys}): choose other sr_ratios"
@@ -153,7 +154,7 @@ class ScoreDownsample(nn.Layer):
 
     def forward(self, scores: Tensor) -> Tensor:
         before, after = self.before, self.after
-        if list(scores.shape[2:]) != [before.tokens, key_tokens(before)]:
+        if list(scores.shape[2:]) != self.size:
             built = f"a grid of {before.grid[0]} x {before.grid[1]} in stage {before.stage + 1}"
             raise UserError(f"less attention was built for {built} and got another one: set img_size to match.")
         scores = scores[:, :, before.num_prefix :, before.num_prefix :]

@@ -58,5 +58,4 @@ def orthogonal_rows(count: int, dim: int, rng: np.random.Generator) -> np.ndarra
     for _ in range(-(-count // dim)):
         q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
         blocks.append((q * np.sign(np.diag(r))).T)
-    norms = np.linalg.norm(rng.standard_normal((count, dim)), axis=1, keepdims=True)
-    return norms * np.concatenate(blocks)[:count]
+    return np.linalg.norm(rng.standard_normal((count, dim)), axis=1, keepdims=True) * np.concatenate(blocks)[:count]

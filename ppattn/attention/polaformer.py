@@ -73,8 +73,7 @@ class PolaFormerAttention(PositionedFeatures):
         return x if self.polarity else x.reshape([-1, n, h, 2, c // h])[:, :, :, 0].reshape([-1, n, c])
 
     def attend(self, parts: Parts, context: Context) -> Tensor:
-        v = as_float32(parts.v)
-        return ops.linear_attention(parts.q, parts.k, v, self.num_heads, EPS, polar=self.polarity)
+        return ops.linear_attention(parts.q, parts.k, as_float32(parts.v), self.num_heads, EPS, polar=self.polarity)
 
     def weights(self, parts: Parts, context: Context) -> Tensor:
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""

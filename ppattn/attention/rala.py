@@ -29,7 +29,7 @@ class RALAttention(GatedRotaryAttention):
     def project(self, x: Tensor, context: Context) -> Parts:
         """q and the weighted k [B, N, C] in float32 or better; v and the gate o [B, N, C]."""
         parts = super().project(x, context)
-        return parts._replace(k=self.weighted(parts.q, parts.k))
+        return Parts(parts.q, self.weighted(parts.q, parts.k), parts.v, parts.gate)
 
     @full_precision
     def weighted(self, q: Tensor, k: Tensor) -> Tensor:

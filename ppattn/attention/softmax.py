@@ -64,8 +64,7 @@ class SoftmaxAttention(Attention):
             qkv = self.qkv(x) if bias is self.qkv.bias else ops.linear(x, weight, bias)
             return PackedParts(self.placed(qkv, context), kernel=kernel)
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
-        kv = ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:])
-        return PackedParts(q, kv)
+        return PackedParts(q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:]))
 
     def attend(self, parts: PackedParts, context: Context) -> Tensor:
         return self.weighted(parts.q, parts.kv, bias=context.bias, mask=context.mask)

@@ -57,7 +57,7 @@ class T5Attention(Attention):
     @full_precision
     def attend(self, parts: Parts, context: Context) -> Tensor:
         w1, w2, w3 = (as_float32(w) for w in (self.w1, self.w2, self.w3))
-        q, k, v = (split_heads(t, self.num_heads) for t in parts[:3])
+        q, k, v = (split_heads(t, self.num_heads) for t in (parts.q, parts.k, parts.v))
         z1, z2 = head_product(k, w1), head_product(k, w2)
         gate = sigmoid(z1)
         inner = z1 * gate

@@ -67,13 +67,13 @@ class ViTTTAttention(Attention):
 
     def attend(self, parts: tuple[Parts, Parts], context: Context) -> Tensor:
         """The first branch [B, N, C]."""
-        q, k, v, _ = parts[0]
+        q, k, v = parts[0].q, parts[0].k, parts[0].v
         return ops.gated_unit(q, k, v, as_float32(self.w1), as_float32(self.w2), SCALE / k.shape[1], TINY)
 
     @full_precision
     def local(self, parts: tuple[Parts, Parts], context: Context) -> Tensor:
         """The second branch [B, N, d]; zero for prefix tokens."""
-        q, k, v, _ = parts[1]
+        q, k, v = parts[1].q, parts[1].k, parts[1].v
         if not self.local_term:
             return paddle.zeros_like(q)
         hw, prefix = context.hw, self.spec.num_prefix

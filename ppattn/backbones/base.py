@@ -129,10 +129,9 @@ class Block(nn.Layer):
             x = self.norm1(x + nn.functional.dropout(y, self.drop_path, training=self.training))
             return self.norm2(x + nn.functional.dropout(self.mlp(x), self.drop_path, training=self.training)), state
         y, state = self.attend(self.norm1(x), hw, state)
-        if self.ls1 is None or self.ls2 is None:
-            x = x + drop_path(y, self.drop_path, self.training)
+        x = x + drop_path(y if self.ls1 is None else self.ls1(y), self.drop_path, self.training)
+        if self.ls2 is None:
             return add_mlp_branch(x, self.norm2, self.mlp, self.drop_path), state
-        x = x + drop_path(self.ls1(y), self.drop_path, self.training)
         return x + drop_path(self.ls2(self.mlp(self.norm2(x))), self.drop_path, self.training), state
 
     def attend(self, x: Tensor, hw: tuple[int, int], state: LayerState) -> tuple[Tensor, LayerState]:

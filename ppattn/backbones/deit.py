@@ -114,8 +114,7 @@ class DeiT(Backbone):
     def remarks(self) -> list[str]:
         kinds = {type(block.attn) for block in self.blocks}
         without = sorted(kind.__name__ for kind in kinds if self.rotary and not kind.rotates)
-        lines = [f"the rotary positions have no effect in {', '.join(without)}"] if without else []
-        return super().remarks() + lines
+        return super().remarks() + ([f"the rotary positions have no effect in {', '.join(without)}"] if without else [])
 
     def official_name(self, name: str) -> str | None:
         name = name.replace("fc_norm.", "norm.") if self.fc_norm else name

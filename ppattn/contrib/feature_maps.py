@@ -89,8 +89,7 @@ def freeze(backbone: Backbone, count: int) -> list[nn.Layer]:
     for name, parameter in backbone.named_parameters():
         if name in names or name.startswith(frozen):
             parameter.stop_gradient = True
-    stem = [backbone.patch_embed] if hasattr(backbone, "patch_embed") else []
-    return stem + units[:count]
+    return ([backbone.patch_embed] if hasattr(backbone, "patch_embed") else []) + units[:count]
 
 
 class ChannelNorm(nn.Layer):

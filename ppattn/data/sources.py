@@ -27,8 +27,7 @@ def digits() -> Splits:
         from sklearn.model_selection import train_test_split
 
     data = load_digits()
-    grey = np.rint(data.images * (255 / 16)).astype(np.uint8)
-    images = np.repeat(grey[..., None], 3, axis=3)
+    images = np.repeat(np.rint(data.images * (255 / 16)).astype(np.uint8)[..., None], 3, axis=3)
     parts = train_test_split(np.arange(len(images)), test_size=360, random_state=0, stratify=data.target)
     named = zip(("train", "test"), parts, strict=True)
     train, test = (ArraySplit(images[part], data.target[part], f"digits/{name}") for name, part in named)

@@ -57,8 +57,7 @@ class _Half:
             chain = self.marks(node)
             if chain:
                 skipped |= {name for link in chain for name in link.output}
-                end = chain[-1].output[0]
-                self.alias[end] = self.typed(node.input[0], self.islands and len(chain) < 2 * EXIT)
+                self.alias[chain[-1].output[0]] = self.typed(node.input[0], self.islands and len(chain) < 2 * EXIT)
             elif node.op_type == "Constant":
                 self.constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
             else:

@@ -20,7 +20,7 @@ from ppattn.ops.attention import (
 )
 from ppattn.ops.convolution import HALF, conv2d, correlation3x3, depthwise_conv, dynamic_conv3x3, grid_map, grid_tokens
 from ppattn.ops.dense import gelu, layer_norm, linear, mlp, residual_mlp, silu, softplus, token_mean
-from ppattn.ops.dispatch import as_dtype_of, as_float32, constant, enable, is_half, marking_float32, status
+from ppattn.ops.dispatch import as_dtype_of, as_float32, constant, eager, enable, is_half, marking_float32, status
 from ppattn.ops.kernel_attention import (
     clipped,
     direction_power,

@@ -10,7 +10,7 @@ from paddle import Tensor, nn
 
 from ppattn.ops.convolution import dynamic_conv3x3
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import FUSED, as_dtype_of, as_float32, compiled, fused, grad_mask, is_half, run, run_all
+from ppattn.ops.dispatch import FUSED, as_dtype_of, as_float32, compiled, eager, fused, grad_mask, is_half, run, run_all
 
 EXCLUDED = -3e4  # the logit of a key that gets no weight; float16 has it
 
@@ -19,7 +19,7 @@ def split_tensor(x: Tensor, parts: int, axis: int = 2) -> list[Tensor]:
     """Equal parts along an axis; slices in exported programs, since oneDNN has no bfloat16 split."""
     if compiled(x) and axis == x.ndim - 1 and parts <= 4:
         return run_all("split", x, parts)[:parts]
-    if paddle.in_dynamic_mode():
+    if eager():
         return x.split(parts, axis=axis)
     size = x.shape[axis] // parts
     return [paddle.slice(x, [axis], [i * size], [(i + 1) * size]) for i in range(parts)]
@@ -90,10 +90,8 @@ def softmax_attention(
         q, k, v = split_heads(qkv, num_heads, 3)
     else:
         q, (k, v) = split_heads(qkv, num_heads), split_heads(kv, num_heads, 2)
-    if paddle.in_dynamic_mode():
-        scores = paddle.matmul(q * scale, k, transpose_y=True)
-    else:  # Inference engines fuse a factor behind the product into it.
-        scores = paddle.matmul(q, k, transpose_y=True) * scale
+    # Inference engines fuse a factor behind the product into it.
+    scores = paddle.matmul(q * scale, k, transpose_y=True) if eager() else paddle.matmul(q, k, transpose_y=True) * scale
     weights = softmax(scores, bias, mask)
     if drop:
         weights = F.dropout(weights, drop)

@@ -8,7 +8,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import HALF, compiled, constant, grad_mask, run
+from ppattn.ops.dispatch import HALF, compiled, constant, eager, grad_mask, run
 from ppattn.ops.tensors import as_dtype
 
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
@@ -82,7 +82,7 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else the program is traced for any batch size
     x = v[:, num_prefix:] if num_prefix else v
-    if not known or (v.dtype in HALF and paddle.in_dynamic_mode() and v.place.is_cpu_place()):
+    if not known or (v.dtype in HALF and eager() and v.place.is_cpu_place()):
         y = _sum_of_shifts(x, kernel, grid)
     else:
         groups = batch * channels

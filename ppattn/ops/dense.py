@@ -4,14 +4,14 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import as_dtype_of, as_float32, compiled, cpu_float32, grad_mask, is_half, run
+from ppattn.ops.dispatch import as_dtype_of, as_float32, compiled, cpu_float32, eager, grad_mask, is_half, run
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., in] times weight [in, out] plus bias [out]."""
     if compiled(x, weight, bias) and x.shape[-1] == weight.shape[0]:
         return run("linear", x, weight, bias, grad_mask(x, weight, bias))
-    if bias is None or bias.stop_gradient or not paddle.is_grad_enabled() or not cpu_float32(x, weight, bias):
+    if not cpu_float32(x, weight, bias) or bias is None or bias.stop_gradient or not paddle.is_grad_enabled():
         return F.linear(x, weight, bias)
     # The bias is one more row of the matrix, so that its gradient is part of a matrix product: Paddle's own reduction
     # takes longer than everything else together.
@@ -24,7 +24,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     """Normalises the last axis of x [..., C]; weight and bias [C]."""
     if compiled(x, weight, bias) and x.shape[-1:] == weight.shape == bias.shape:
         return run("layer_norm", x, weight, bias, epsilon, grad_mask(x, weight, bias))
-    if is_half(x) and not paddle.in_dynamic_mode():  # the kernels of half precision have float32 statistics inside
+    if is_half(x) and not eager():  # the kernels of half precision have float32 statistics inside
         y = F.layer_norm(as_float32(x), x.shape[-1:], as_float32(weight), as_float32(bias), epsilon)
         return as_dtype_of(y, x)
     weight, bias = (t if is_half(x) else as_float32(t) for t in (weight, bias))
@@ -80,7 +80,7 @@ def residual_mlp(
 def token_mean(x: Tensor) -> Tensor:
     """Mean over the tokens, the second-last axis, which is kept with length 1."""
     tokens = x.shape[-2]
-    if paddle.in_dynamic_mode() or not isinstance(tokens, int) or tokens < 0:
+    if eager() or not isinstance(tokens, int) or tokens < 0:
         return x.mean(axis=-2, keepdim=True)
     # In exported programs a product runs on all cores and in bfloat16; a mean does neither.
     return paddle.matmul(paddle.full([*[1] * (x.ndim - 1), tokens], 1 / tokens, x.dtype), x)

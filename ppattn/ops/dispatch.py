@@ -11,6 +11,7 @@ from typing import Any, Literal, cast, get_args
 import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
+from paddle.jit.sot import psdb
 
 from ppattn.errors import unknown_name
 from ppattn.ops import native
@@ -62,13 +63,18 @@ def status() -> str:
     return f"Kernels: on the CPU {on_cpu}; on other devices {'plain' if _kernels == 'plain' else fused}."
 
 
+def eager() -> bool:
+    """Whether operators compute at once; `paddle.jit.to_static` traces them instead, by either of its tracers."""
+    return paddle.in_dynamic_mode() and not psdb.in_sot()
+
+
 def constant(function: Callable) -> Callable:
     """Keep on the device what a function of sizes and types makes, so that a later step copies nothing to it."""
     kept = functools.lru_cache(maxsize=64)(lambda device, *arguments, **more: function(*arguments, **more))
 
     @functools.wraps(function)
     def call(*arguments, **more):
-        if not paddle.in_dynamic_mode():  # a constant of the program
+        if not eager():  # a constant of the program
             return function(*arguments, **more)
         return kept(paddle.get_device(), *arguments, **more)
 
@@ -77,7 +83,7 @@ def constant(function: Callable) -> Callable:
 
 def cpu_float32(*tensors: Tensor | None) -> bool:
     """Whether all tensors are non-empty float32 tensors on the CPU, in dynamic mode; None is ignored."""
-    return paddle.in_dynamic_mode() and all(
+    return eager() and all(
         t is None or (t.dtype == paddle.float32 and t.place.is_cpu_place() and t.size > 0) for t in tensors
     )
 
@@ -89,7 +95,7 @@ def compiled(*tensors: Tensor | None) -> bool:
 
 def fused(x: Tensor) -> bool:
     """Whether softmax attention of this tensor goes to Paddle's fused kernels; traced programs keep the plain form."""
-    if FUSED is None or not paddle.in_dynamic_mode():
+    if FUSED is None or not eager():
         return False
     return _kernels == "fused" or (_kernels == "auto" and not x.place.is_cpu_place())
 

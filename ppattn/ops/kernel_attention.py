@@ -9,7 +9,7 @@ from paddle import Tensor
 
 from ppattn.ops.attention import full_precision, merge_heads, split_heads
 from ppattn.ops.dense import token_mean
-from ppattn.ops.dispatch import compiled, grad_mask, run
+from ppattn.ops.dispatch import compiled, eager, grad_mask, run
 
 FLUSH = 1e-30  # smaller gradients of Newton steps are set to zero: denormal numbers are eighty times slower
 
@@ -190,6 +190,6 @@ def newton_inverse(matrix: Tensor, start: Tensor, steps: int) -> Tensor:
 def newton_step(matrix: Tensor, v: Tensor) -> Tensor:
     # A function of its own: Paddle cannot trace this condition inside the loop.
     v = 2.0 * v - paddle.matmul(paddle.matmul(v, matrix), v)
-    if paddle.in_dynamic_mode() and not v.stop_gradient:
+    if eager() and not v.stop_gradient:
         v.register_hook(lambda grad: paddle.where(grad.abs() < FLUSH, paddle.zeros_like(grad), grad))
     return v

@@ -15,7 +15,7 @@ from ppattn.ops.dispatch import constant
 
 def is_dynamic(*sizes) -> bool:
     """Whether a program is being traced for any input size: heights and widths are then tensors, not integers."""
-    return not all(isinstance(size, int | np.integer) for size in sizes)
+    return not all(isinstance(size, (int, np.integer)) for size in sizes)
 
 
 def pad_to_multiple(x: Tensor, height: int, width: int) -> Tensor:

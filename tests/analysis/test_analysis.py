@@ -349,5 +349,4 @@ def test_pictures_of_ones_own_need_no_data_set(tmp_path, monkeypatch, capsys):
         (["mask", *run, "--images", "photos"], "needs images with labels"),
         (["maps", *run, "--images", "photo"], "does not exist"),
     ):
-        assert main("analyze", call) == 2
-        assert words in capsys.readouterr().err
+        assert main("analyze", call) == 2 and words in capsys.readouterr().err

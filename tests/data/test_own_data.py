@@ -368,8 +368,7 @@ def test_check_takes_configs_shards_and_archives(shards, folder, tmp_path, capsy
     files, _, _ = cifar_files()
     assert main("check", ["--data", str(cifar_archive(tmp_path / "cifar-10-python.tar.gz", files))]) == 0
     assert "train: 20 images" in capsys.readouterr().out
-    assert main("check", ["--data", str(tmp_path / "absent")]) == 2
-    assert "absent" in capsys.readouterr().err
+    assert main("check", ["--data", str(tmp_path / "absent")]) == 2 and "absent" in capsys.readouterr().err
 
 
 def test_make_shards_script(folder, tmp_path, monkeypatch, capsys):

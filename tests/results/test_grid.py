@@ -75,8 +75,7 @@ def test_stops_at_sigterm_continues_and_counts_nothing_twice(tmp_path, capsys):
     places = [f"--{name}={tmp_path / name}" for name in ("runs", "results")]
     assert run_grid.main([f"--grid={tmp_path}/grid.csv", *places, "--list"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert "begun" in first and second.endswith("missing")
-    assert output(queue(tmp_path, "second"))[0] == 0
+    assert "begun" in first and second.endswith("missing") and output(queue(tmp_path, "second"))[0] == 0
     assert sorted(p.name for p in (tmp_path / "results").iterdir()) == ["second"]
     code, out = output(queue(tmp_path))
     assert code == 0 and "second" not in out

@@ -74,8 +74,7 @@ def test_tables_and_pictures_follow_the_runs(tmp_path, capsys):
 
     code, out = run("--check")
     assert code == 1 and "README.md" in out and "x.md" in out and "accuracy_pflop.svg" in out
-    assert "old" in (tmp_path / "README.md").read_text()
-    assert run()[0] == 0 and run("--check") == (0, "")
+    assert "old" in (tmp_path / "README.md").read_text() and run()[0] == 0 and run("--check") == (0, "")
     text = (tmp_path / "README.md").read_text()
     epochs = load_config("configs/cifar10/deit_nano.yaml")[0].train.epochs
     assert text.startswith("a\n<!-- table") and text.endswith("<!-- end -->\nb\n")
@@ -163,8 +162,7 @@ def test_the_front_page_quotes_the_runs(page):
     speed = {(row["img_size"], row["name"] == "teacher"): row["images_per_second"] for row in chosen[1]["cost"]}
     figures += [f"{speed[size, False] / speed[size, True]:.1f}" for size in ("32x32", "64x64")]
     figures += [f" {lost[0]:.1f} ", *(f"{sum(run['steps'].values()):,}" for run in chosen)]
-    assert 0 < lost[1] < 0.1
-    assert [figure for figure in figures if figure not in text] == []
+    assert 0 < lost[1] < 0.1 and [figure for figure in figures if figure not in text] == []
     verdicts = re.findall(r"^\| 15 epochs, Muon \|.* \| ([a-z ]+) \|$", results, re.MULTILINE)
     assert len(verdicts) > 15 and set(verdicts) == {"not significant"}, "README and docs/lab/choosing.md say so"
 
@@ -237,8 +235,7 @@ def test_few_seeds_use_all_seeds_and_the_error_of_the_test_images_and_of_the_see
     found = compare({42: 0.808}, {42: 0.8})
     assert found.paired == 0 and found.interval is None
     assert found.error == pytest.approx(np.sqrt((0.808 * 0.192 + 0.8 * 0.2) / 10_000))
-    assert found.verdict == "not significant"
-    assert compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
+    assert found.verdict == "not significant" and compare({42: 0.812}, {42: 0.8}).verdict == "likely better"
     assert compare({42: 0.812}, {42: 0.8}, seed_deviation=0.01).verdict == "not significant"
     two = compare({42: 0.812, 43: 0.812}, {42: 0.8, 43: 0.8}, seed_deviation=0.01)  # on the same test images
     assert two.error == pytest.approx(np.sqrt((0.812 * 0.188 + 0.8 * 0.2) / 10_000 + 2 * 0.01**2 / 2))
