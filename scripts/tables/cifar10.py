@@ -14,7 +14,8 @@ from scripts.tables.runs import BACKBONES, RECIPES, SAME, Results, Row, adamw, b
 from scripts.tables.speed import against_softmax, nano_times
 
 HALF_HOUR = [f"half_hour_{attention}_deit_nano" for attention in ("inline", "polaformer", "softmax")]
-LONG = [f"long_inline_deit_nano{change}" for change in ("", "_w128", "_w128_small20", "_w128_cutmix", "_256")]
+CHANGES = ("", "_w128", "_w128_seed43", "_w128_seed44", "_w128_small20", "_w128_cutmix", "_256")
+LONG = [*(f"long_inline_deit_nano{change}" for change in CHANGES), "long_softmax_deit_nano_w128"]
 NAMED_RUNS = ["first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", *HALF_HOUR, *LONG, "notebook_32px"]
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam"}
 LOCAL_KEYS = {
@@ -221,17 +222,16 @@ def runs_table(results: Results) -> str:
     """The runs of `NAMED_RUNS`, with the time that they took and that they would take undisturbed."""
     body, estimated = [], {row.name: row.seconds / 60 for row in results.rows if row.seconds}
     work = {row.name: row.pflop for row in results.rows}
-    for name in NAMED_RUNS:
-        folder = results.root / "results/cifar10/runs" / name
-        if not folder.is_dir():
-            continue
+    runs = results.root / "results/cifar10/runs"
+    for name in (name for name in NAMED_RUNS if (runs / name).is_dir()):
         summary, facts = (results.json(f"cifar10/runs/{name}/{file}.json") for file in ("summary", "env"))
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = yaml.safe_load((runs / name / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
         machine = describe_processor(facts, config["train"]["threads"])
-        minutes = [f"{summary['seconds'] / 60:.0f}", number(estimated.get(name), ".0f"), number(work.get(name), ".2f")]
-        optimizer = OPTIMIZERS[config["optimizer"]["name"]]
-        body.append([run, machine, optimizer, summary["epochs"], *minutes, f"{100 * summary['top1']:.2f}"])
+        pflop = number(summary.get("train_pflop") or work.get(name), ".2f")
+        minutes = [f"{summary['seconds'] / 60:.0f}", number(estimated.get(name), ".0f"), pflop]
+        settings = [OPTIMIZERS[config["optimizer"]["name"]], summary["epochs"]]
+        body.append([run, machine, *settings, *minutes, f"{100 * summary['top1']:.2f}"])
     head = ["run", "hardware", "optimizer", "epochs", "minutes, wall time", "minutes, estimated", "PFLOP", "top-1 %"]
     return table(head, body)
 
