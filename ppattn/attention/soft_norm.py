@@ -63,7 +63,7 @@ class SoftNormAttention(SoftAttention):
         for _ in range(HALVINGS):
             norm = (1.0 - diagonal / trial).abs() + others / trial  # column sums of |I - a square|
             norm = norm.max(axis=-1, keepdim=True) if self.per_matrix else norm.max(axis=[0, 1, 2, 3], keepdim=True)
-            if paddle.in_dynamic_mode() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
+            if ops.eager() and trial.place.is_cpu_place() and not bool((norm > LIMIT).any()):
                 break  # reading the data is free on the CPU
             trial = paddle.where(norm > LIMIT, 2.0 * trial, trial)
         divisor = trial / divisor.detach() * divisor

@@ -228,7 +228,7 @@ def runs_table(results: Results) -> str:
         config = yaml.safe_load((runs / name / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"
         machine = describe_processor(facts, config["train"]["threads"])
-        pflop = number(summary.get("train_pflop") or work.get(name), ".2f")
+        pflop = number(work.get(name.partition("_seed")[0]), ".2f")  # a row has the runs of all seeds
         minutes = [f"{summary['seconds'] / 60:.0f}", number(estimated.get(name), ".0f"), pflop]
         settings = [OPTIMIZERS[config["optimizer"]["name"]], summary["epochs"]]
         body.append([run, machine, *settings, *minutes, f"{100 * summary['top1']:.2f}"])

@@ -472,7 +472,7 @@ def test_the_default_tracer_of_paddle_trains_a_model(name, attention):
         (trace(model)(images) ** 2).sum().backward()
         found.append([p.grad.numpy() for p in model.parameters() if not p.stop_gradient])
         model.clear_gradients()
-    assert all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*found, strict=True))
+    assert all(np.allclose(a, b, rtol=1e-4, atol=5e-5) for a, b in zip(*found, strict=True))  # up to 1.4e-5 measured
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
