@@ -262,17 +262,13 @@ def model_to_measure(model: str, weights: str = "", img_size: Any = None, **argu
     return built
 
 
-# ---- attention layers, in this process -------------------------------------------------------------------------------
-
-
 def measure_layers(
     grid: tuple[int, int], dim: int, heads: int, batch: int, mode: str, names: list[str], rounds: int, seconds: float
 ) -> list[dict]:
     """Time and memory of attention layers alone on a grid, and on its halves down to 64 tokens, small grids first.
 
-    "against_softmax" is the median over the rounds of the ratio of the times; "memory_mb" is what a step allocates at
-    its peak for the whole batch. An attention that would need more than the free memory at the next grid, or over
-    `LONGEST` seconds a step, is left out there.
+    "against_softmax" is the median over the rounds of the ratio of the times; "memory_mb" is the peak of a step for the
+    whole batch. What would need more than the free memory, or `LONGEST` seconds a step, at the next grid is left out.
     """
     grids = [grid]
     while grids[0][0] * grids[0][1] >= 256:
@@ -372,9 +368,6 @@ class LayerStep:
             self.run()
             steps, taken = steps + 1, time.perf_counter() - began
         return taken / steps
-
-
-# ---- in the worker --------------------------------------------------------------------------------------------------
 
 
 def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:

@@ -167,6 +167,8 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     students, aligned = {}, {}
     for name in request.to:
         students[name], aligned[name] = alignment(request, name, settings, teacher)
+        if request.blocks or request.budget is not None or request.speed:
+            model_section(request, settings, teacher, {0: name})  # refuses options that contradict each other
     results, count = Results(folder / "measured.json"), len(teacher.blocks_flat())
     points, unit = (1, "cosine {:.4f}") if by_features else (100, "top-1 {:.2f} %")
 
@@ -306,13 +308,18 @@ def save_request(path: Path, request: Request, base: Config, digests: dict) -> N
 
 
 def model_section(request: Request, settings: Config, teacher: Backbone, blocks: Blocks) -> dict:
-    """Changes of the config's model: the attention of every block, and options that an attention in use knows."""
+    """Changes of the config's model: the attention of every block, and the options of new and of kept attentions."""
     stages: dict[str, list[str]] = {}
     for i, (prefix, block) in enumerate(zip(teacher.block_names(), teacher.blocks_flat(), strict=True)):
         stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or ATTENTIONS.name_of(type(block.attn)))
-    known = {key for stage in stages.values() for name in stage for key in ATTENTIONS.get(name).options()}
     own = model_arguments(settings.model.name, settings.model.arguments())["attention_options"]
-    given = {key: value for key, value in (own | request.options).items() if key in known}
+    asked = {name: request.options if name in blocks.values() else own for stage in stages.values() for name in stage}
+    known = {name: ATTENTIONS.get(name).options() for name in asked}
+    given = {key: asked[name][key] for name in asked for key in asked[name].keys() & known[name].keys()}
+    for name, default in known.items():
+        for key in (key for key in default if given.get(key, default[key]) != asked[name].get(key, default[key])):
+            both = f"The blocks with {name} would get {key} = {given[key]!r} from the others"
+            raise UserError(f"{both}: give both the same {key} by --options, or replace all blocks.")
     options = {"attention": list(stages.values()), "attention_options": given}
     return options | {"reset_head": False, "allow": [], "freeze": []}
 
@@ -413,7 +420,7 @@ class Measure:
 def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[int, int]) -> dict:
     """Milliseconds for one image of a size: of the model, and of every block's attention in the teacher and students.
 
-    They take turns, and each has its least time: other work on the machine only adds. A stage's attentions are alike.
+    They take turns, and each has its least time: other work only adds. A stage's blocks of one attention are alike.
     """
     image = paddle.randn([1, teacher.in_chans, *size])
 
@@ -431,7 +438,8 @@ def milliseconds(teacher: Backbone, students: dict[str, Backbone], size: tuple[i
             runs[name] = [partial(attend, *pair) for pair in zip(model.blocks_flat(), calls, strict=True)]
         rounds = [{name: [seconds(run) for run in own] for name, own in runs.items()} for _ in range(1 + ROUNDS)]
     least = {name: 1e3 * np.min([one[name] for one in rounds[1:]], axis=0) for name in runs}  # the first warms up
-    stages = np.array([name.rpartition(".")[0] for name in teacher.block_names()])
+    blocks = zip(teacher.block_names(), teacher.blocks_flat(), strict=True)
+    stages = np.array([f"{name.rpartition('.')[0]} {type(block.attn).__name__}" for name, block in blocks])
     found: dict[str, Any] = {"model": least.pop("model").item()}
     return found | {name: [own[stages == stage].min().item() for stage in stages] for name, own in least.items()}
 

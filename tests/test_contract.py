@@ -166,8 +166,7 @@ TRAINED = {"vittt": trained_on_keys, "t5": trained_swiglu}
 
 
 def mixed(attn, parts, context):
-    """The explicit map times the values, and these under the convolution: a kernel per channel, one for all heads, one
-    per head, or one per image and channel."""
+    """The map times the values, and these convolved: by a kernel per channel, head or image and channel, or by one."""
     weights, values, hw = attn.weights(parts, context), attn.values(parts, context), context.hw
     y, v = merged(paddle.matmul(weights, values)), merged(values)
     conv, kernel = getattr(attn, attn.convolution, None), getattr(parts, "kernel", None)
@@ -264,8 +263,7 @@ def test_bias_of_the_projections_only_where_it_is_asked_for(name):
 
 
 def test_dropout_of_the_result_acts_in_training_only(name):
-    attn = build_attention(name, AttentionSpec(24, 2, (5, 7), proj_drop=0.5))
-    x = paddle.randn([3, 35, 24])
+    attn, x = build_attention(name, AttentionSpec(24, 2, (5, 7), proj_drop=0.5)), paddle.randn([3, 35, 24])
     dropped = attn(x, (5, 7))[0].numpy()
     attn.eval()
     whole = attn(x, (5, 7))[0].numpy()
@@ -320,8 +318,7 @@ def test_another_size_works_or_is_refused_in_one_sentence(name, backbone):
         assert name not in FIXED or (name, backbone) == ("less", "swin_nano")  # whose windows stay as they are
 
 
-# Every attention on one backbone, whose programs have the same operators on the others; score maps and windows, and
-# every attention that was published on a pyramid in one of its stages.
+# Every attention on one backbone (the others have the same operators); score maps, windows, stages of pyramids.
 PROGRAMS = [
     *(("deit_nano", name) for name in NAMES),
     ("pvt_nano", "less"), ("pvt_nano", ["softmax", "soft", "inline", "focused"]),

@@ -147,8 +147,7 @@ def test_areas_and_loss_leave_ignored_pixels_out(imported, monkeypatch):
     keep = types.SimpleNamespace(add_component=lambda cls: cls)
     modules = {"paddleseg.cvlibs": {"manager": types.SimpleNamespace(LOSSES=keep)}}
     modules["paddleseg.utils"] = {"metrics": types.SimpleNamespace()}
-    paddleseg_fixes = imported("paddleseg_fixes", modules)
-    rng = np.random.default_rng(3)
+    paddleseg_fixes, rng = imported("paddleseg_fixes", modules), np.random.default_rng(3)
     pred, label = rng.integers(0, 4, (2, 1, 7, 5)), rng.integers(0, 3, (2, 1, 7, 5))
     label[0, 0, :3] = 255
     kept = label != 255

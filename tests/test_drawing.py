@@ -82,8 +82,7 @@ def test_missing_characters_are_told_once(tmp_path, monkeypatch, caplog):
 
 
 def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn, monkeypatch):
-    norms = []
-    real = analysis.TwoSlopeNorm
+    norms, real = [], analysis.TwoSlopeNorm
     monkeypatch.setattr(analysis, "TwoSlopeNorm", lambda *ends: norms.append(real(*ends)) or norms[-1])
     maps = {"wide": 1 + 20 * np.linspace(-1, 1, 16), "narrow": 1 + 0.2 * np.linspace(-1, 1, 16)}
     runs = {f"{name}_deit_nano_muon": [("layer 1", [m.reshape(4, 4)] * 2, (4, 4))] for name, m in maps.items()}
@@ -91,8 +90,7 @@ def test_every_run_has_a_scale_of_its_own_and_readable_headings(tmp_path, drawn,
     analysis.draw_overlays(tmp_path / "x.png", "title", images, ["a", "b"], runs, "label")
     assert [norm.vmax for norm in norms] == pytest.approx([21, 1.2], rel=0.02)
     texts = {text.get_text(): text for text in drawn[0].texts}
-    assert {"wide", "narrow", "layer 1"} <= texts.keys()
-    assert min(text.get_fontsize() for text in texts.values()) >= 9
+    assert {"wide", "narrow", "layer 1"} <= texts.keys() and min(text.get_fontsize() for text in texts.values()) >= 9
     heading = drawn[0].get_suptitle()
     drawn[0].draw_without_rendering()
     box, whole = texts[heading].get_window_extent(), drawn[0].bbox

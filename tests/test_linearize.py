@@ -1,6 +1,7 @@
 """From a softmax model to a linear one: the parts in numbers, and the command from teacher to result."""
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, patch
@@ -127,8 +128,7 @@ def test_the_attention_loss_has_the_same_gradients_with_recomputed_blocks(inputs
 
 def test_a_swapped_model_takes_the_named_blocks_from_the_student():
     teacher, student = pair("pvt_nano", "linear", num_classes=3)
-    names = teacher.block_names()
-    images = paddle.randn([2, 3, 32, 32])
+    names, images = teacher.block_names(), paddle.randn([2, 3, 32, 32])
     before = teacher(images).numpy()
     attention = [["linear" if f"stages.{i}.blocks.{j}" in (names[0], names[-1]) else "softmax"
                   for j in range(len(stage.blocks))] for i, stage in enumerate(teacher.stages)]  # fmt: skip
@@ -147,8 +147,7 @@ def step(blocks, **figures):
 
 
 def test_search_and_choice():
-    alone = [0.9, 0.5, 0.8, 0.7]
-    costs = {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}
+    alone, costs = [0.9, 0.5, 0.8, 0.7], {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}
     measured = []
 
     def score(blocks):
@@ -178,8 +177,7 @@ def test_search_and_choice():
 
 
 def test_a_hybrid_takes_least_loss_for_the_time_saved_and_then_gets_faster():
-    loss = {(0, "a"): 0.1, (1, "a"): 0.4, (0, "b"): 0.1, (1, "b"): 0.2}
-    saved = {"a": 3.0, "b": 1.0}
+    loss, saved = {(0, "a"): 0.1, (1, "a"): 0.4, (0, "b"): 0.1, (1, "b"): 0.2}, {"a": 3.0, "b": 1.0}
     moves = [Move(i, name, 1.0 - lost, saved[name]) for (i, name), lost in loss.items()]
     path = list(search(moves, 1.0, True, lambda blocks: 1.0 - sum(loss[one] for one in blocks.items())))
     assert [step["blocks"] for step in path] == [{0: "a"}, {0: "a", 1: "a"}]
@@ -360,6 +358,24 @@ def test_kept_blocks_have_the_options_of_the_published_model():
     first, second = (dict(model.blocks_flat()[0].named_parameters()) for model in (teacher, student))
     assert {name: p.shape for name, p in first.items()} == {name: p.shape for name, p in second.items()}
     assert type(student.blocks_flat()[1].attn).__name__ == "SoftmaxAttention"
+
+
+@pytest.mark.parametrize("given,said", [({}, "'relu'"), ({"kernel": "exp"}, "kernel = "), ({"kernel": "relu"}, "")])
+def test_new_and_kept_attentions_with_an_option_of_one_name(given, said):
+    relu = {"attention_options": {"kernel": "relu"}}
+    settings = make_config({"model": {"name": "deit_nano", "attention": "inline"} | relu})
+    teacher = ppattn.create_model("deit_nano", attention="inline", **relu)
+    request, every = Request("teacher", ["linear"], options=given), dict.fromkeys(range(6), "linear")
+    assert model_section(request, settings, teacher, every)["attention_options"] == given  # not the teacher's
+    with pytest.raises(UserError, match=f"The blocks with .*{said}.*from the others") if said else nullcontext():
+        assert model_section(request, settings, teacher, {2: "linear"})["attention_options"] == given
+
+
+def test_the_time_of_a_block_is_that_of_its_own_attention():
+    teacher = ppattn.create_model("deit_nano", attention=["softmax", "inline"] * 3, num_classes=2)
+    found = linearize.milliseconds(teacher, {"linear": ppattn.create_model("deit_nano", attention="linear")}, (32, 32))
+    for name in ("teacher", "linear"):
+        assert len({*found[name][::2]}) == len({*found[name][1::2]}) == 1 and len({*found[name]}) == 2
 
 
 def changed(teacher, folder, factor=1.0, **data):

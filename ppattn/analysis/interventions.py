@@ -35,7 +35,8 @@ def masked(model: paddle.nn.Layer, size: int, local: bool) -> Iterator[list[floa
             return outputs
         visible = np.array([True]) if mask is None else mask.numpy()[:, prefix:, prefix:] > -1
         drop = near(context.hw, size)[None] & visible
-        counts.append(drop.sum(-1).mean())
+        real = np.broadcast_to(visible, drop.shape).diagonal(0, 1, 2)  # not the padding of a window
+        counts.append(drop.sum(-1)[real].mean())
         if not local:
             order = np.where(visible, rng.random(drop.shape), 2.0).argsort(-1).argsort(-1)
             drop = order < drop.sum(-1, keepdims=True)

@@ -31,7 +31,7 @@ from ppattn.layers import Linear
 from ppattn.ops import split_heads, split_tensor
 
 Kernel = Literal["identity", "relu", "leakyrelu", "exp"]
-KERNELS = {"relu": F.relu, "leakyrelu": lambda x: F.leaky_relu(x, 0.01), "exp": lambda x: paddle.exp(0.2 * x)}
+KERNELS = {"relu": F.relu, "leakyrelu": F.leaky_relu, "exp": lambda x: paddle.exp(0.2 * x)}
 
 
 @register_attention("inline")
@@ -40,17 +40,17 @@ class InLineAttention(Attention):
 
     def __init__(self, spec: AttentionSpec, *, kernel: Kernel = "identity", residual: bool = True):
         super().__init__(spec)
-        self.kernel, self.phi = kernel, KERNELS.get(kernel)
-        self.scale = self.head_dim**-0.5
+        self.kernel, self.scale = kernel, self.head_dim**-0.5
         self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
         self.residual = DynamicKernel(spec.num_heads, self.head_dim) if residual else None
 
     def project(self, x: Tensor, context: Context) -> PackedParts:
         """phi(q), phi(k) and v, packed, and the kernel."""
         qkv = self.placed(self.qkv(x), context)
-        if self.phi is not None:
+        if self.kernel != "identity":
             q, k, v = split_tensor(qkv, 3)
-            qkv = paddle.concat([self.phi(q), self.phi(k), v], axis=-1)
+            phi = KERNELS[self.kernel]
+            qkv = paddle.concat([phi(q), phi(k), v], axis=-1)
         return PackedParts(qkv, kernel=None if self.residual is None else self.residual(x))
 
     def attend(self, parts: PackedParts, context: Context) -> Tensor:

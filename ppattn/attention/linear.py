@@ -30,7 +30,7 @@ class LinearAttention(Attention):
 
     def __init__(self, spec: AttentionSpec, *, kernel: Literal["elu", "relu", "exp"] = "elu"):
         super().__init__(spec)
-        self.phi = KERNELS[kernel]
+        self.kernel = kernel
         self.qkv, self.proj = Linear(spec.dim, 3 * spec.dim, bias=spec.qkv_bias), Linear(spec.dim, spec.dim)
 
     def project(self, x: Tensor, context: Context) -> Parts:
@@ -40,7 +40,8 @@ class LinearAttention(Attention):
 
     def features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """phi(q) and phi(k) [B, N, h * r] for q and k [B, N, C]."""
-        return self.phi(q), self.phi(k)
+        phi = KERNELS[self.kernel]
+        return phi(q), phi(k)
 
     def attend(self, parts: Parts, context: Context) -> Tensor:
         return ops.linear_attention(parts.q, parts.k, as_float32(parts.v), self.num_heads, self.eps)

@@ -17,8 +17,7 @@ the values take the same-sign stream), `gates` (False: g = 1) and `local_term` (
 Powers, sums and normaliser (eps = 1e-6) run in float32. The power is exp(p log |x|) with |x| at least 1e-12, so that
 gradients are finite if q or k is zero. Prefix tokens have own rows in the position encoding and get no convolution.
 
-Differences from the official code: the position encoding is resized in two dimensions for another grid (official
-checkpoints have one size), and keys are never reduced.
+Differences from the official code: the position encoding is resized for another grid, and keys are never reduced.
 """
 
 import numpy as np

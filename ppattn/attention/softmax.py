@@ -7,8 +7,7 @@ projections (4 N C^2); quadratic in N unless the keys are reduced. Relative posi
 and `sr_ratio` > 1 is PVT's spatial reduction (keys and values from a strided convolution of the map, then LayerNorm;
 Wang et al., ICCV 2021, eq. 2-3).
 
-Option: `residual` (False) adds InLine's local term for comparisons at equal locality: a 3x3 convolution of the values
-with a dynamic kernel (see inline.py).
+Option: `residual` (False) adds InLine's local term (see inline.py), for comparisons at equal locality.
 
 Differences from the official code: prefix tokens stay keys when the grid is reduced (the official models never combine
 the two), and a grid smaller than the reduction is padded instead of failing.

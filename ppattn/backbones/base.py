@@ -16,7 +16,7 @@ from ppattn.attention.rotary import image_rotary_table
 from ppattn.data import Preprocess, TrainTransform
 from ppattn.errors import UserError, unknown_name
 from ppattn.layers import LayerNorm, LayerScale, Linear, Mlp, PositionConv, add_mlp_branch, resized_table
-from ppattn.ops import drop_path
+from ppattn.ops import as_float32, drop_path
 from ppattn.registry import Registry
 from ppattn.settings import Augment, Config
 from ppattn.validation import Names, Size, check_arguments
@@ -246,15 +246,16 @@ class Backbone(nn.Layer):
             raise UserError("set_input_size is for models of create_model, whose arguments are known.")
         check_arguments(type(self), self.sized(img_size), "set_input_size")
         fresh = type(self)(**{**self.arguments, **self.sized(img_size), "num_classes": self.num_classes})
-        old = self.state_dict()
-        for name, tensor in fresh.state_dict().items():
-            array = old[name].numpy() if name in old else np.empty(0)
-            resized = resized_parameter(fresh, name, array, self.img_size)
+        fresh.to(dtype=next((p.dtype for p in self.parameters() if p.dtype != paddle.float32), None))
+        old, new = self.state_dict(), fresh.state_dict()
+        for name in old | new:
+            array = as_float32(old[name]).numpy() if name in old else np.empty(0)
+            resized = resized_parameter(fresh, name, array, self.img_size) if name in new else None
             array = array if resized is None else resized
-            if list(array.shape) != tensor.shape:
+            if name not in new or list(array.shape) != new[name].shape:
                 raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
-            tensor.set_value(paddle.to_tensor(array).astype(tensor.dtype))
-            tensor.stop_gradient = old[name].stop_gradient
+            new[name].set_value(paddle.to_tensor(array).astype(new[name].dtype))
+            new[name].stop_gradient = old[name].stop_gradient
         for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):
             other.training = layer.training
             if isinstance(layer, LayerNorm):

@@ -13,8 +13,7 @@ bottom and right. Not here: the random rescaling of the coordinates in training.
 from ppattn.backbones.base import register_backbone
 from ppattn.backbones.deit import DeiT
 
-# Of training, or computed here.
-UNUSED = ("mask_token", "rope_embed.", "local_cls_norm.")
+UNUSED = ("mask_token", "rope_embed.", "local_cls_norm.")  # of training, or computed here
 
 
 @register_backbone("dinov3")

@@ -10,8 +10,7 @@ PaddleClas 2.6 shifts in that map, too; with `always_shift` its weights give its
 Any input size: maps are padded at the bottom and right to full windows; padded tokens and pairs across the seam of the
 shift get -100 on their logits. Odd maps are padded before merging.
 
-Not in Swin, for the nano variants: a convolutional stem (`stem="conv"`) and a position convolution in every block, on
-the whole map (`cpe=True`).
+Not in Swin, for the nano variants: a convolutional stem (`stem="conv"`), position convolutions on the map (`cpe=True`).
 """
 
 import math

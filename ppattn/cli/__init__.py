@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def guarded(run: Callable[[], object]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Preempted as stop:
-        print(stop, file=sys.stderr)
+        with suppress(OSError):  # the terminal may be closed
+            print(stop, file=sys.stderr)
         return 75
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

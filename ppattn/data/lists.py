@@ -118,7 +118,7 @@ def lists(config: Config, name: str) -> Splits:
     labels, sets = {*train_labels, *val_labels}, None
     if (several := several_labels(labels)) is None:
         classes, table = _classes(root, train_labels, labels)
-    elif config.loss.name == "bce":
+    elif config.loss.name == "bce" or not config.data.labels:
         classes, table, sets = _sets_of_classes(root, labels)
     else:
         advice = "set loss.name to bce to train them, or give one label per line"

@@ -1,8 +1,7 @@
 """RandAugment in timm's notation and with timm's operations and magnitudes, on uint8 RGB images [h, w, 3].
 
 `rand-m9-mstd0.5-inc1`: two operations are drawn from the list with replacement, each is applied with probability 0.5,
-at magnitude Normal(9, 0.5) cut to 0..10. The operations are Pillow's. Unlike in timm, shear, shift and
-rotation always interpolate bilinearly.
+at magnitude Normal(9, 0.5) cut to 0..10. Unlike in timm, Pillow's shear, shift and rotation are always bilinear.
 """
 
 import re

@@ -1,8 +1,7 @@
 """Tar shards in the WebDataset layout: consecutive files `key.jpg`, `key.cls` are one sample, `.cls` holds its label.
 
-An index beside the shards (`shards.json`) says where every image lies, so that reading one is a seek. The order of
-training keeps the reads close together: shards in random order, dealt to the processes in equal stretches, samples
-moved by up to `data.shuffle_buffer` places.
+An index beside the shards (`shards.json`) says where every image lies, so that reading one is a seek. Training reads
+shards in random order, in equal stretches for the processes, samples moved by up to `data.shuffle_buffer` places.
 """
 
 import itertools

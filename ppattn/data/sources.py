@@ -87,7 +87,8 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     for part in ("train", "val"):
         if not len(getattr(splits, part)):
             raise UserError(f"The {part} split of {data.location} holds no {splits.train.input_kind}.")
-    splits.classes = splits.classes if data.labels else []
+    if not data.labels:
+        splits.classes, splits.train.table, splits.val.table = [], None, None
     splits.mean, splits.std = data.mean or splits.mean, data.std or splits.std
     return splits
 

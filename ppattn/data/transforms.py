@@ -49,7 +49,8 @@ def resize_image(image: np.ndarray, size: tuple[int, int], interpolation: str) -
     """Resize to (height, width): area averaging along a side that shrinks, then OpenCV's `interpolation`."""
     small = min(image.shape[0], size[0]), min(image.shape[1], size[1])
     if small != image.shape[:2] and interpolation != "nearest":
-        image = cv2.resize(image, small[::-1], interpolation=cv2.INTER_AREA)
+        parts = np.split(image, range(4, image.shape[2], 4), axis=2)  # OpenCV averages at most four channels at once
+        image = cv2.merge([cv2.resize(part, small[::-1], interpolation=cv2.INTER_AREA) for part in parts])
     if image.shape[:2] == tuple(size):
         return image
     return cv2.resize(image, size[::-1], interpolation=getattr(cv2, f"INTER_{FILTERS[interpolation]}"))

@@ -13,9 +13,8 @@ from ppattn.errors import UserError
 
 Arrays = dict[str, Any]  # numpy arrays by the name of a batch
 BATCHES = (1, 3, 8)
-# Largest difference that passes, as a part of the largest output. float32: other orders of addition stay below 1e-5 for
-# all models here, a wrong operator is off by 1e-3 and more. float16 keeps eleven bits (0.1 % is usual), bfloat16
-# eight (1 to 3 %), int8 fewer.
+# Largest difference that passes, as a part of the largest output. float32: other orders of addition stay below 1e-5, a
+# wrong operator is off by 1e-3 and more. float16 keeps eleven bits (0.1 % is usual), bfloat16 eight (1 to 3 %).
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-1, "int8": 3e-1}
 OPTIONAL = "stock"  # may fail: the export says so
 # Low precision is judged by the first class on up to 64 images: near ties (NEAR, in fp32's probability) may swap, and

@@ -99,7 +99,8 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
     processes = distributed.join()
     with processes.in_turn():
         splits = build_datasets(config)
-    if config.data.name == "folder" and Path(config.output).resolve().is_relative_to(splits.train.root.resolve()):
+    output = config.data.name in ("folder", "imagenet") and Path(config.output).resolve()
+    if output and output.is_relative_to(splits.train.root.resolve()):
         raise UserError(f"output = {config.output!r} is among the class folders of {str(splits.train.root)!r}.")
     unmeasured = ["map" if splits.val.table is None else "balanced"]
     if settings.best in (unmeasured if splits.classes else ["top1", "balanced", "f1", "map"]):

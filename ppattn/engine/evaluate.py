@@ -239,8 +239,7 @@ def evaluate_split(
 
 
 def match_classes(splits: Splits, classes: list[str]) -> None:
-    """Number the validation images by the model's classes of the same names; warn of classes that have none, and raise
-    `UserError` for images of unknown ones."""
+    """Number the validation images by the model's classes; warn of classes without images, refuse unknown ones."""
     val, numbers = splits.val, class_numbers(classes, splits.classes)
     if val.table is not None:
         if numbers != [*range(len(classes))]:

@@ -42,8 +42,7 @@ class RunFolder:
 def write_report(runs: list[str], output: Path, language: str = "en") -> None:
     """Write the report of run folders; one that is still training is shown as far as it has come.
 
-    Keys, names and values are the same in both languages, `en` and `zh`. Raises `UserError` for a folder that no
-    training wrote, or a file in it that cannot be read.
+    `en` and `zh` share keys, names and values. Raises `UserError` for a folder that is no run or cannot be read.
     """
     with optional_package("train"):
         from jinja2 import Environment, PackageLoader

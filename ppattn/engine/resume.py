@@ -16,8 +16,7 @@ from ppattn.zoo import other_attention
 logger = logging.getLogger("ppattn.engine")
 
 LAYOUT = 2  # of checkpoints
-# What may differ between a run and its continuation: where things are, how often they are written and when a run stops,
-# not the numbers; of the teacher the place, not the weights.
+# What may differ in a continuation: where things and the teacher are, how often they are written and when a run stops.
 MAY_DIFFER = {
     "data": ("root", "changed", "download", "num_workers", "eval_batch_size"),
     "model": ("weights", "reset_head", "allow", "recompute"),
@@ -124,6 +123,9 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
         if differs := other_attention(saved, now.model.model_dump()):
             raise UserError(f"Cannot extend {found.path}, which {differs}.")
         state.load(found.tensors, found.metadata)
+        pixels = [[one.preprocess.get(key) for key in ("mean", "std")] for one in (saved, facts)]
+    if pixels[0] != pixels[1]:
+        logger.warning("warning: it was trained on pixels of mean and std %s, not %s: see data.mean, data.std", *pixels)
     facts.extends = {"checkpoint": str(found.path), "sha256": checksum(found.path), "steps": state.progress.step}
     state.progress = Progress()
     logger.info("a new run, which begins with the state of %(checkpoint)s after %(steps)s steps", facts.extends)

@@ -14,8 +14,9 @@ from ppattn.deploy.predictor import Predictor, exported_runner
 from ppattn.errors import UserError
 from ppattn.files.atomic import checksum
 from ppattn.layers import evaluating
-from ppattn.settings import Config
+from ppattn.settings import Config, Distill
 from ppattn.trained import Provenance, open_run
+from ppattn.validation import validated
 
 
 class Teacher(NamedTuple):
@@ -33,8 +34,8 @@ def build_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher 
         rest = "set distill.teacher and distill.features, and distill.labels and distill.logits to 0"
         raise UserError(f"data.labels = false leaves a teacher's features to learn from: {rest}.")
     if wanted.teacher is None:
-        if wanted.blocks or wanted.attention or wanted.features:
-            raise UserError("distill.blocks, attention and features are for a teacher: set distill.teacher.")
+        if wanted != Distill():
+            raise UserError("The settings of distill are for a teacher: set distill.teacher.")
         return None
     if Path(wanted.teacher).resolve() == Path(config.output).resolve():
         raise UserError("distill.teacher is the run folder itself: set another output.")
@@ -83,13 +84,14 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     if wanted.blocks or wanted.attention or wanted.features:
         raise UserError(f"{name} is an exported program, which gives logits only: set the other factors to 0.")
     predictor = Predictor(str(wanted.teacher))
-    if predictor.output == "features" or tuple(predictor.preprocess.img_size) != student.img_size:
-        given = f"{predictor.output} for images of {list(predictor.preprocess.img_size)}"
-        raise UserError(f"{name} gives {given}: export a classifier for {list(student.img_size)}.")
+    shape, own = ([some.in_chans, *some.img_size] for some in (predictor.preprocess, student))
+    if predictor.output == "features" or shape != own:
+        raise UserError(f"{name} gives {predictor.output} for images of {shape}: export a classifier for {own}.")
     compare_data(name, config, splits, predictor.classes, predictor.preprocess)
-    run = exported_runner(predictor)
+    run, origin = exported_runner(predictor), predictor.source.get("origin")
+    provenance = validated(Provenance, origin, f"{name}: origin") if origin else None
     digest = checksum(Path(str(wanted.teacher)) / ABOUT)
-    return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, None)
+    return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, provenance)
 
 
 def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:

@@ -229,8 +229,7 @@ def preempt(run: Run, when: str) -> NoReturn:
 
 
 def finish(run: Run, result: Evaluation | None) -> dict:
-    """Write the summary, after an evaluation where `train.max_steps` ended the run before one was due. The state stays
-    as it is, so a longer run resumes unaffected."""
+    """Write the summary, after an evaluation if none was due at the end; the state stays as it is, for a longer run."""
     progress, steps = run.state.progress, run.loader.steps_per_epoch
     history = progress.history
     if progress.step % steps:
@@ -240,4 +239,6 @@ def finish(run: Run, result: Evaluation | None) -> dict:
         result = evaluate_model(run, -(-progress.step // steps), candidate=not progress.best_epoch)
         history = [*history[:-1], history[-1] | result.columns()]
         metrics.log_row(run, history)
+    if not any(math.isfinite(row.get("val_loss", math.nan)) for row in history):
+        raise nonfinite(run, "The validation loss", "after any epoch")
     return metrics.summarize(run, history, result)

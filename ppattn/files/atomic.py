@@ -24,8 +24,7 @@ ALMOST_FULL = 1 << 20  # bytes left on a disk on which writing failed
 def replacing(path: str | Path, sync: bool = False) -> Iterator[Path]:
     """A temporary file that replaces `path` in one step at the end of the block: readers see the old or the new one.
 
-    Links are followed. A device or a pipe cannot be replaced: the block gets `path` itself and writes to it.
-    `sync` waits until the disk has the file.
+    Links are followed. The block gets a device or a pipe itself. `sync` waits until the disk has the file.
     """
     path = Path(path)
     open_elsewhere = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))

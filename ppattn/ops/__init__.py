@@ -2,8 +2,7 @@
 
 The plain form works on any device and dtype, in static graphs and in exported programs. The compiled form is used for
 float32 tensors on the CPU in dynamic mode after `enable()`, which `ppattn.setup()` calls, if the kernels can be built.
-Both give the same values and gradients to float32 accuracy. `status()` says which one is in use and why. Functions of
-`tensors.py` have a plain form only.
+Both agree to float32 accuracy. `status()` says which one is in use and why. `tensors.py` has plain forms only.
 """
 
 from ppattn.ops import native

@@ -37,8 +37,7 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose([0, 2, 1, 3]).flatten(2)
 
 
-# Decorator: no automatic mixed precision, so that matrix products of float32 tensors stay float32.
-full_precision = paddle.amp.auto_cast(enable=False)
+full_precision = paddle.amp.auto_cast(enable=False)  # decorator: matrix products of float32 tensors stay float32
 
 
 def keep_float32(layer: nn.Layer) -> None:

@@ -13,8 +13,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return run("linear", x, weight, bias, grad_mask(x, weight, bias))
     if not cpu_float32(x, weight, bias) or bias is None or bias.stop_gradient or not paddle.is_grad_enabled():
         return F.linear(x, weight, bias)
-    # The bias is one more row of the matrix, so that its gradient is part of a matrix product: Paddle's own reduction
-    # takes longer than everything else together.
+    # The bias is one more row of the matrix: Paddle's sum for its gradient takes longer than everything else together.
     one = paddle.ones([*x.shape[:-1], 1], x.dtype)
     one.stop_gradient = False  # otherwise second derivatives of the concatenation fail
     return paddle.matmul(paddle.concat([x, one], -1), paddle.concat([weight, bias.unsqueeze(0)]))

@@ -64,8 +64,7 @@ def select_model(arrays: dict[str, np.ndarray], path: Path, part: str | None = N
     """One model of a checkpoint, see `flat_arrays`, without the prefix of its names.
 
     `part` is a component of the prefix, such as `teacher`; default: the trained weights, else the teacher's, else their
-    moving average. What the file contains besides is logged. Raises `UserError` for a file without arrays, or with
-    several models among which `part` does not choose.
+    moving average. Other contents are logged. Raises `UserError` for no arrays, and where `part` has to choose.
     """
     arrays = {name: array for name, array in arrays.items() if array.size}
     if not arrays:

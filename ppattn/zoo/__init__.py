@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +35,7 @@ def other_attention(metadata: Metadata, model: dict) -> str:
     keys = ("attention", "attention_options", "num_heads")
     given = ({key: value for key, value in one.items() if value is not None} for one in (saved, model))
     theirs, ours = ({"attention": "softmax"} | model_arguments(one["name"], one) for one in given)
-    differ = [key for key in keys if theirs.get(key) != ours.get(key)]
+    differ = [key for key in keys if json.dumps(theirs.get(key)) != json.dumps(ours.get(key))]
     made, built = (", ".join(f"{key} {one.get(key)}" for key in differ) for one in (theirs, ours))
     return f"was trained with {made}, and {model['name']} is built with {built}" if differ else ""
 
@@ -80,8 +81,7 @@ def find_weights(source: str | Path, name: str = "") -> Path:
 def weights_file(name: str) -> Path:
     """The published weights of a model as a file of this project: downloaded once, converted once, then cached.
 
-    PPATTN_CACHE says where they are kept (default: ~/.cache/ppattn), PPATTN_MIRROR gives the address of a mirror, or a
-    folder, that holds the files under their published names.
+    PPATTN_CACHE says where (~/.cache/ppattn); PPATTN_MIRROR is a mirror or folder of files by their published names.
     """
     from ppattn import weights
 
@@ -146,8 +146,7 @@ def create_model(
             attention, other options or heads are refused, unless `attention_options` or another `attention` is given.
         pretrained: start from the published weights (`list_models(pretrained=True)`), downloaded and converted once;
             the head is new where num_classes is not theirs.
-        **overrides: any argument of the backbone: img_size, num_classes, embed_dim, depths, drop_path_rate, ...; None
-            keeps the value of the entry.
+        **overrides: any argument of the backbone: img_size, num_classes, embed_dim, ...; None keeps the entry's value.
 
     Returns:
         A `paddle.nn.Layer` in training mode: images [B, in_chans, H, W] -> logits [B, num_classes], or with

@@ -76,8 +76,7 @@ def test_a_map_is_zero_exactly_where_the_output_does_not_depend_on_the_token(alw
     model = ppattn.create_model("swin_nano", img_size=(32, 24), always_shift=always_shift, patch_size=4, **shape)
     model.eval()
     for found in attention_maps(model, paddle.randn([1, 3, 32, 24])):
-        block = dict(model.named_sublayers())[found.name]
-        tokens = found.hw[0] * found.hw[1]
+        block, tokens = dict(model.named_sublayers())[found.name], found.hw[0] * found.hw[1]
         x = paddle.randn([1, tokens, block.attn.spec.dim])
         x.stop_gradient = False
         out = block.attend(x, found.hw, LayerState())[0]
@@ -138,6 +137,10 @@ def test_masking_takes_visible_keys_of_windows_only(backbone):
     seen = attention_maps(model, paddle.randn([1, 3, 32, 32]))[1].visible()[-64:, -64:]
     expected = (seen & measures.near((8, 8), 3)).sum(-1).mean()
     assert seen.sum() < 2000 and counts[True] == counts[False] and counts[True][1] == pytest.approx(expected)
+    model.set_input_size((36, 20))  # 9 x 5 tokens, padded to whole windows
+    with interventions.masked(model, 1, True) as own:
+        model(paddle.randn([1, 3, 36, 20]))
+    assert own == [1.0] * len(own)
 
 
 def test_projected_tokens_are_no_map():
@@ -176,8 +179,7 @@ def test_masking_takes_the_masked_tokens_out_of_the_sum(name):
     layer, x, hw = model.blocks[0].attn, paddle.randn([2, 16, 16]), (5, 3)
     model.eval()
     before, _ = layer(x, hw)
-    weights = layer.attention_map(x, hw).numpy()
-    seen = []
+    weights, seen = layer.attention_map(x, hw).numpy(), []
     with interventions.masked(model, 3, local=True) as counts:
         masked, _ = layer(x, hw)
     assert counts == [pytest.approx((4 * 4 + 8 * 6 + 3 * 9) / 15)]  # corners, edges, inside of 5 x 3
@@ -213,8 +215,7 @@ def test_rows_of_newton_name_their_layers_and_are_means_over_the_images(name, tm
 def test_newton_residual_by_hand():
     """With one landmark, K = 1.01 and V = 1.8 K: the residual is 1 - 1.8 * 1.01^2, and then its square, ..."""
     made = subject("soft", attention_options={"newton_iters": 3, "num_landmarks": 1, "landmarks": "pool"})
-    row = interventions.newton(next(made.maps())[0])
-    first = abs(1 - 1.8 * 1.01**2)
+    row, first = interventions.newton(next(made.maps())[0]), abs(1 - 1.8 * 1.01**2)
     assert row["residuals"] == pytest.approx([first, first**2, first**4, first**8], rel=1e-3)
 
 
@@ -269,8 +270,7 @@ def test_nearest_mean_leaves_the_point_itself_out():
 
 
 def test_embedding_of_features_on_a_line(tmp_path):
-    made = subject(count=9)
-    line = paddle.to_tensor([[1.0, 2.0, -1.0]])
+    made, line = subject(count=9), paddle.to_tensor([[1.0, 2.0, -1.0]])
     made.model.tokens = lambda images: (images.mean([1, 2, 3]).unsqueeze(1) * line, {}, [])
     for method in ("pca", "tsne"):
         report = verbs.embed([made], tmp_path / "embed.png", method)
@@ -290,8 +290,7 @@ def test_every_verb_takes_several_runs(verb, tmp_path):
 def test_names_are_drawn_as_they_are(tmp_path, monkeypatch):
     """`$` begins a formula to matplotlib, an underscore hides a name, and no font has every sign."""
     (tmp_path / "run_$x^$").mkdir()
-    names = ["$\\frac{", "_hidden", "\u732b"]
-    model = ppattn.create_model("deit_nano", depth=1, num_classes=3)
+    names, model = ["$\\frac{", "_hidden", "\u732b"], ppattn.create_model("deit_nano", depth=1, num_classes=3)
     images = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
     split = ArraySplit(images, np.arange(6) % 3, "made")
     monkeypatch.setattr("ppattn.trained.load_run", lambda *_, **__: (None, model, names, Preprocess((32, 32))))

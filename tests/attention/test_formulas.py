@@ -132,8 +132,7 @@ def performer(p, x, spec, kept, num_features):
 
 def linformer(p, x, spec, proj_tokens):
     q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
-    k = np.einsum("jn,bhnd->bhjd", p["key_tokens"], k)
-    v = np.einsum("jn,bhnd->bhjd", p["value_tokens"], v)
+    k, v = np.einsum("jn,bhnd->bhjd", p["key_tokens"], k), np.einsum("jn,bhnd->bhjd", p["value_tokens"], v)
     return merge(weights_of(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]), -1) @ v)
 
 
@@ -234,8 +233,7 @@ def polaformer(p, x, spec, polarity=True, gates=True):
 def turned(x, spec, channels, steps):
     """x [B, h, N, C'] whose pairs, as complex numbers, are turned by row and column; a table has so many channels."""
     m, (height, width) = channels // 4, spec.grid
-    frequency = 10000.0 ** (-np.arange(m) / max(steps, 1))
-    angle = np.zeros((spec.tokens, channels // 2))
+    frequency, angle = 10000.0 ** (-np.arange(m) / max(steps, 1)), np.zeros((spec.tokens, channels // 2))
     for n in range(height * width):
         angle[spec.num_prefix + n] = np.concatenate([n // width * frequency, n % width * frequency])
     shape = x.shape
@@ -311,8 +309,7 @@ def mhla(p, x, spec, piece_size=None, eps=1e-6, mixing=None, **_):
     m = p["mixing"] if mixing is None else mixing(p["mixing"])
     (height, width), prefix, count, side = spec.grid, spec.num_prefix, len(m), piece_side(spec.grid, piece_size)
     row, column = np.divmod(np.arange(height * width), width)
-    block = row // side * (width // side) + column // side
-    place = row % side * side + column % side
+    block, place = row // side * (width // side) + column // side, row % side * side + column % side
     scores, blocks = q @ k.swapaxes(-1, -2), np.arange(count)
     own, seen = scores[:, :, :prefix], scores[:, :, prefix:]
     sums = seen[..., prefix:] @ (block[:, None] == blocks)

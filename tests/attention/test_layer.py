@@ -50,8 +50,7 @@ def test_less_alone_is_softmax_attention():
 
 def test_layer_takes_official_weights_and_options():
     layer = ppattn.attention_layer("inline", dim=8, num_heads=2, grid=(3, 5), qkv_bias=False, kernel="relu")
-    rng = np.random.default_rng(0)
-    shapes = {"qkv.weight": (24, 8), "proj.weight": (8, 8), "proj.bias": (8,)}
+    rng, shapes = np.random.default_rng(0), {"qkv.weight": (24, 8), "proj.weight": (8, 8), "proj.bias": (8,)}
     shapes |= {"residual.0.weight": (8, 4, 1), "residual.0.bias": (8,)}
     shapes |= {"residual.2.weight": (72, 4, 1), "residual.2.bias": (72,)}
     arrays = {f"block.attn.{name}": rng.standard_normal(shape).astype("float32") for name, shape in shapes.items()}

@@ -21,8 +21,7 @@ def test_outputs_and_gradients_are_those_of_the_library(name, tmp_path):
     case = golden.CASES[name]
     model = ppattn.create_model(case["model"], **case["arguments"])
     np.savez(tmp_path / "file.npz", **golden.arrays(case))
-    report = weights.convert(model, tmp_path / "file.npz")
-    expected = golden.reference(case)
+    report, expected = weights.convert(model, tmp_path / "file.npz"), golden.reference(case)
     library = {"meta": "the authors"}.get(case["names"], case["names"])
     assert f"a DINOv3 of {library} with" in report.source and not report.missing and not report.unused
     model.eval()

@@ -67,6 +67,8 @@ def test_weights_of_another_attention_are_refused_unless_they_are_asked_for(tmp_
     assert np.array_equal(again(images).numpy(), model(images).numpy())  # fc_norm, too
     last, (only,) = model.forward_intermediates(images, norm=True)
     assert np.array_equal(last.numpy(), only.numpy())  # its norm is that of the pooled features
+    saved = {"config": {"model": {"name": "pvt_nano", "num_heads": [1, 2, 4, 1]}}}
+    assert not zoo.other_attention(weights.Metadata(**saved), {"name": "pvt_nano", "num_heads": (1, 2, 4, 1)})
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 4, 32, 32), (1, 3, 0, 32)])
@@ -129,7 +131,9 @@ def test_an_option_goes_to_every_attention_that_knows_it():
     model = ppattn.create_model("swin_nano", attention=names, attention_options=options)
     linear, inline, pola = (stage.blocks[0].attn for stage in model.stages)
     x = paddle.to_tensor([-1.0, 2.0])
-    assert linear.phi(x).tolist() == inline.phi(x).tolist() == [0.0, 2.0] and pola.alpha == 2
+    assert linear.features(x, x)[0].tolist() == linear.features(x, x)[1].tolist() == [0.0, 2.0]
+    qkv = inline.project(paddle.randn([1, 4, inline.spec.dim]), Context((2, 2))).q[:, :, : 2 * inline.spec.dim]
+    assert linear.kernel == inline.kernel == "relu" and qkv.min().item() == 0.0 and pola.alpha == 2
 
 
 @pytest.mark.parametrize("name", ["deit_nano", "pvt_nano", "swin_nano", "pvt_v2_b0", "soft_tiny"])
@@ -184,8 +188,7 @@ def test_pvt_v2_mixes_attentions_and_hands_score_maps_on():
 
 
 def test_models_start_from_their_own_distribution():
-    """PVT v2: variance 2 over kernel x outputs / groups for convolutions, 0.02 for matrices, no bias (golden QUIRKS);
-    nano models from Glorot's."""
+    """PVT v2: variance 2 groups / (kernel x outputs), 0.02 for matrices, no bias (golden QUIRKS); nano: Glorot's."""
     model, nano, plain = (ppattn.create_model(name) for name in ("pvt_v2_b1", "deit_nano", "deit_tiny"))
     first, second = model.stages[:2]
     for layer, fan_out in (
@@ -457,8 +460,7 @@ def test_a_model_traces_after_paddle_counted_its_operations(attention):
     for layer in model.sublayers():
         for name in ("total_ops", "total_params"):
             layer.register_buffer(name, paddle.zeros([1], "int64"))
-    images = paddle.randn([2, 3, 28, 20])
-    spec = [paddle.static.InputSpec([None, 3, 28, 20])]
+    images, spec = paddle.randn([2, 3, 28, 20]), [paddle.static.InputSpec([None, 3, 28, 20])]
     traced = paddle.jit.to_static(model.forward, input_spec=spec, full_graph=True)
     assert np.allclose(traced(images).numpy(), model(images).numpy(), atol=1e-5)
 
@@ -555,6 +557,12 @@ def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, t
     model.eval(), other.eval()
     images = paddle.randn([2, 3, 40, 56])
     assert model.img_size == (40, 56) and np.array_equal(model(images).numpy(), other(images).numpy())
+    for dtype in ("bfloat16", "float64"):
+        same = ppattn.create_model(backbone, weights=tmp_path / "w.safetensors", **shape).to(dtype=dtype)
+        same.set_input_size((40, 56))
+        assert {str(p.dtype) for p in same.parameters()} == {f"paddle.{dtype}"}
+        pairs = zip(same.parameters(), other.parameters(), strict=True)
+        assert max(np.abs(a.astype("float32").numpy() - b.numpy()).max() for a, b in pairs) < 1e-2
     model(images).sum().backward()
     trained = [name for name, p in model.named_parameters() if p.grad is not None]
     other(images).sum().backward()
@@ -565,5 +573,7 @@ def test_a_model_takes_another_size_as_weights_that_are_loaded_at_it(backbone, t
     fixed = ppattn.create_model("deit_nano", attention="linformer")
     with pytest.raises(UserError, match="depends on the image size"):
         fixed.set_input_size((40, 56))
+    with pytest.raises(UserError, match="landmark.weight depends on the image size"):  # which 7 x 7 tokens do not have
+        ppattn.create_model("deit_nano", attention="soft", img_size=64).set_input_size(28)
     with pytest.raises(UserError, match="arguments are known"):
         type(fixed)(num_heads=6).set_input_size(64)

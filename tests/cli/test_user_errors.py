@@ -1,7 +1,6 @@
 """What a newcomer gets wrong: every mistake exits with 2 and one or two sentences that say how to mend it.
 
-A line of the table: a verb or a script, in which {names} are files that `made` prepares, and words of its message. One
-that begins with -o is a training of {tiny}.
+A line: a verb or a script ({names}: files that `made` prepares; -o: a training of {tiny}), and words of its message.
 """
 
 import os
@@ -149,6 +148,7 @@ predict --run {run} {here}/digit.png --csv {run}/checkpoints/best.safetensors | 
 predict --run {run} {here}/digit.png --csv {run}/metrics.csv | would be overwritten
 -o output=. | a name of its own
 -o distill.blocks=1 | set distill.teacher
+-o distill.temperature=3 | set distill.teacher
 -o distill.teacher={out} output={out} | is the run folder itself
 -o distill.teacher=nowhere | No weights at 'nowhere'
 -o distill.teacher={run} distill.logits=0 | are all 0: the teacher would have no effect
@@ -291,8 +291,7 @@ def test_version_verbs_and_what_each_does(capsys):
     assert main(["--version"]) == main(["list", "--version"]) == 0
     assert capsys.readouterr().out == f"ppattn {ppattn.__version__}\n" * 2
     assert main(["list", "attentions", "inline"]) == 0 and main([]) == 2
-    assert main(None, ["trian"]) == 2 and "Did you mean 'train'?" in capsys.readouterr().err
-    assert main(["--help"]) == 0
+    assert main(None, ["trian"]) == 2 and "Did you mean 'train'?" in capsys.readouterr().err and main(["--help"]) == 0
     lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
     assert list(lines) == VERBS and "Look through a data set" in lines["check"]
 

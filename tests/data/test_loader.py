@@ -150,8 +150,7 @@ def test_repeated_augmentation():
 
 
 def test_evaluation_counts_each_of_1003_images_once_over_two_ranks():
-    split = numbered(1003)
-    preprocess = plain().preprocess
+    split, preprocess = numbered(1003), plain().preprocess
     for workers in (0, 2):
         seen = []
         for rank in range(2):
@@ -180,8 +179,7 @@ def test_corrupt_images_are_logged_and_in_training_replaced_by_the_next(damaged,
     order = np.random.default_rng([42, 1]).permutation(15).tolist()
     stand_in = {6: 8, 7: 8}  # bee/1 and bee/2 by bee/3
     expected = np.stack([plain()(split.image(stand_in.get(i, i)), np.random.default_rng(0)) for i in order])
-    assert np.array_equal(batch.images, expected)
-    assert batch.targets.argmax(axis=1).tolist() == [i // 5 for i in order]
+    assert np.array_equal(batch.images, expected) and batch.targets.argmax(axis=1).tolist() == [i // 5 for i in order]
     assert sorted(Path(name).name for name, _ in batch.unreadable) == ["1.png", "2.png", "2.png"]  # bee/2 after bee/1
     assert damaged.unreadable == 3 and caplog.text.count("bee/1.png") == 1 and caplog.text.count("bee/2.png") == 1
 
@@ -202,8 +200,7 @@ def test_corrupt_image_in_a_shard(tmp_path, repeats, caplog):
     write_shards(FileSplit(tmp_path, [f"{i}.png" for i in range(12)], np.arange(12)), tmp_path / "s", "train", 4)
     settings = config("shards", tmp_path / "s", {"repeats": repeats}, val="train-*.tar", batch_size=12)
     split = build_datasets(settings).train
-    bad = split.labels.tolist().index(5)
-    results = []
+    bad, results = split.labels.tolist().index(5), []
     for workers in (0, 2):
         settings.data.num_workers = workers
         with closing(TrainLoader(split, 12, plain(), settings)) as loader:

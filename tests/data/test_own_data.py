@@ -58,9 +58,10 @@ def test_class_folders_alone_and_in_a_wrapping(tmp_path, place, classes, capsys)
     assert main("check", check) == 0 and "train: 8 images, 4 to 4 per class" in capsys.readouterr().out
     assert main("check", [*check, "-o", "data.holdout=2"]) == 0
     assert "val: 2 images, 1 to 1 per class" in capsys.readouterr().out
-    inside = {"data": {"name": "folder", "root": str(tmp_path), "holdout": 2}, "output": str(tmp_path / place / "run")}
-    with pytest.raises(UserError, match="is among the class folders"):
-        train(inside | {"model": {"name": "deit_nano"}})
+    for name in ("folder", "imagenet"):
+        inside = {"data": {"name": name, "root": str(tmp_path), "holdout": 2}, "output": str(tmp_path / place / "run")}
+        with pytest.raises(UserError, match="is among the class folders"):
+            train(inside | {"model": {"name": "deit_nano"}})
     assert main("check", [*check, "-o", "data.holdot=4"]) == 2
     assert "Did you mean 'data.holdout'?" in capsys.readouterr().err
 
@@ -133,6 +134,9 @@ def test_lists_that_do_not_fit_are_refused(tmp_path, labels, classes, words):
     write_image(tmp_path / "a.png", 0)
     with pytest.raises(UserError, match=words):
         written(tmp_path, "".join(f"a.png\t{label}\n" for label in labels.split("|")), classes)
+    if labels in SEVERAL:
+        splits = build("list", tmp_path, labels=False)
+        assert splits.classes == [] and splits.train.table is splits.val.table is None
 
 
 def test_a_list_of_other_files_is_refused(tmp_path):

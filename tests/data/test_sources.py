@@ -104,8 +104,7 @@ def test_cifar_damage_is_one_sentence(tmp_path):
 def test_download(tmp_path, monkeypatch, capsys):
     files, images, _ = cifar_files()
     archive = cifar_archive(tmp_path / "www" / "cifar-10-python.tar.gz", files)
-    good = hashlib.md5(archive.read_bytes()).hexdigest()
-    kind = cifar_module.CIFAR["cifar10"]
+    good, kind = hashlib.md5(archive.read_bytes()).hexdigest(), cifar_module.CIFAR["cifar10"]
     monkeypatch.setitem(cifar_module.CIFAR, "cifar10", type(kind)(**vars(kind) | {"md5": good}))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with served(tmp_path / "www") as address:

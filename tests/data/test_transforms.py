@@ -69,10 +69,8 @@ def test_preprocess_is_data_and_batches_sizes_and_inverts():
 
 
 def test_preprocess_grey():
-    preprocess = Preprocess((9, 11), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), in_chans=1)
-    image = photo(9, 11)
-    result = preprocess(image)
-    luma = image @ np.array([0.299, 0.587, 0.114])
+    preprocess, image = Preprocess((9, 11), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), in_chans=1), photo(9, 11)
+    result, luma = preprocess(image), image @ np.array([0.299, 0.587, 0.114])
     assert result.shape == (1, 9, 11) and np.abs(result[0] - (luma / 255 - 0.4) / 0.25).max() < 0.6 / 255 / 0.25
 
 
@@ -122,6 +120,9 @@ def test_a_side_that_shrinks_is_averaged_also_where_the_other_one_grows():
     lines[::2] = 254
     for name in ("bilinear", "bicubic", "area"):
         assert np.abs(T.resize_image(lines, (60, 20), name).astype(int) - 127).max() <= 1
+        deep = np.dstack([image, image[::-1]])
+        halves = [T.resize_image(np.ascontiguousarray(half), (25, 37), name) for half in (image, image[::-1])]
+        assert np.array_equal(T.resize_image(deep, (25, 37), name), np.dstack(halves))
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 1.0, 1.7])
@@ -289,8 +290,7 @@ def test_rand_augment_arguments():
 
 
 def test_rand_augment_draws(monkeypatch):
-    policy = ra.RandAugment("rand-m9-n3-mstd0.5-inc1", (0, 0, 0))
-    calls = []
+    policy, calls = ra.RandAugment("rand-m9-n3-mstd0.5-inc1", (0, 0, 0)), []
     monkeypatch.setattr(ra, "operate", lambda image, *what: calls.append(what[:3]) or image)
     rng = np.random.default_rng(0)
     for _ in range(2000):
@@ -339,8 +339,7 @@ def test_cutmix_pastes_a_box_and_counts_its_pixels(seed):
 
 
 def test_mix_probabilities_and_shares():
-    rng = np.random.default_rng(0)
-    settings = augment(mixup=0.8, cutmix=1.0, mix_prob=0.7, mix_switch_prob=0.4)
+    rng, settings = np.random.default_rng(0), augment(mixup=0.8, cutmix=1.0, mix_prob=0.7, mix_switch_prob=0.4)
     draws = [mix_draw((32, 32), settings, rng) for _ in range(4000)]
     cut = [(share, *box) for share, box in draws if box is not None]
     up = [share for share, box in draws if box is None and share < 1]

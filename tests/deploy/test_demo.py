@@ -194,8 +194,7 @@ def test_several_labels_have_sigmoids_and_four_channels_no_page(runtime, tmp_pat
 
 
 def test_where_the_package_comes_from(runtime, tmp_path, monkeypatch):
-    wanted = runtime_files(runtime)
-    installed = tmp_path / "node_modules" / PACKAGE / "dist"
+    wanted, installed = runtime_files(runtime), tmp_path / "node_modules" / PACKAGE / "dist"
     shutil.copytree(runtime, installed)
     with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
         tar.add(installed, "package/dist")

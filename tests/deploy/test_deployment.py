@@ -156,8 +156,7 @@ def test_the_service_answers_many_at_once_and_rejects_what_is_no_image(both):
     pytest.importorskip("uvicorn")
     predictor = ppattn.Predictor(both)
     expected = {name: predictor.predict([decode(data, name)])[0] for name, data in PICTURES.items()}
-    environment = os.environ | {"MODEL": str(both)}
-    command = [sys.executable, "-m", "uvicorn", "serve:app"]
+    environment, command = os.environ | {"MODEL": str(both)}, [sys.executable, "-m", "uvicorn", "serve:app"]
     with serving(command, both, cwd=ROOT / "examples/serve", env=environment) as address:
 
         def post(data: bytes) -> requests.Response:
@@ -186,8 +185,7 @@ def test_paddlex_gives_the_scores_of_predict(folder, tmp_path):
     files = {name: tmp_path / f"{name}.png" for name in PICTURES} | photos()
     for name, data in PICTURES.items():
         files[name].write_bytes(data)
-    script = [PADDLEX, ROOT / "examples/paddlex/classify.py"]
-    predictor = ppattn.Predictor(folder)
+    script, predictor = [PADDLEX, ROOT / "examples/paddlex/classify.py"], ppattn.Predictor(folder)
     expected = {str(path): predictor.predict([read_image(path)])[0] for path in files.values()}
     for engine in ("paddle_static", "onnxruntime") if predictor.format == "both" else ("paddle_static",):
         call = [*script, "predict", "--model", folder, "--engine", engine, *files.values()]
@@ -225,8 +223,7 @@ def test_engines_agree_and_bfloat16_is_coarser(both):
 @pytest.mark.slow
 def test_auto_takes_the_fastest_that_gives_the_golden_answer_and_remembers_it(both, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = ppattn.Predictor(both, engine="auto")
-    told = capsys.readouterr().err
+    found, told = ppattn.Predictor(both, engine="auto"), capsys.readouterr().err
     assert f"engine of {both}: {found.engine} (paddle " in told and "onnxruntime " in told
     assert np.abs(found.run(X) - ppattn.Predictor(both).run(X)).max() < 1e-5
     assert ppattn.Predictor(both, engine="auto").engine == found.engine and capsys.readouterr().err == ""

@@ -182,8 +182,7 @@ def test_two_machines_one_of_which_is_lost(two, tmp_path):
     for pid in (nodes[0].pid, *ranks_of(nodes[0]).values()):
         os.kill(pid, signal.SIGKILL)
     assert [process.wait() for process in nodes][1] != 0
-    steps = (run / "log.txt").read_text().count(" step ")
-    port = free_port()
+    steps, port = (run / "log.txt").read_text().count(" step "), free_port()
     nodes = [node(number, port, tmp_path, *disturbed(), *given, "--resume", "auto") for number in (0, 1)]
     assert [finish(process, tmp_path) for process in nodes] == [0, 0]
     assert 30 <= steps < 50 and "resumed from" in (run / "log.txt").read_text()

@@ -156,8 +156,7 @@ def test_eval_with_mirror_images_averages_logits(trained, tmp_path, capsys):
     images = np.stack([preprocess(split.image(i)) for i in range(len(split))])
     plain, mirrored = run(images).astype("float64"), run(images[:, :, :, ::-1].copy())
     one, truth = (sk.log_loss(split.labels, softmax(x, axis=1)) for x in (plain, (plain + mirrored) / 2))
-    assert abs(one / truth - 1) > 0.01
-    assert main("eval", [*random, "--mirror", "--output", str(tmp_path / "own")]) == 0
+    assert abs(one / truth - 1) > 0.01 and main("eval", [*random, "--mirror", "--output", str(tmp_path / "own")]) == 0
     assert "and their mirror images" in capsys.readouterr().out
     assert main("export", [*random, "--output", str(tmp_path / "out")]) == 0
     assert main("eval", ["--model", str(tmp_path / "out"), "--mirror"]) == 0
@@ -266,8 +265,7 @@ def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys):
     for honest in (["data.holdout=300"], ["data.holdout=0"], ["data.holdout=0", "train.seed=7"]):
         assert told(*honest) == "" and "trained_on" not in metrics(tmp_path)
     for seed, images in ((6, 300), (5, 200), (5, 400)):
-        count = overlap(seed, images)
-        said = told(f"data.holdout={images}", f"train.seed={seed}")
+        count, said = overlap(seed, images), told(f"data.holdout={images}", f"train.seed={seed}")
         assert (f"trained on {count:,} of these {images} images" in said) == (count > 0)
         assert metrics(tmp_path).get("trained_on", 0) == count
     assert overlap(6, 300) > 150
@@ -279,12 +277,15 @@ def test_eval_tells_of_images_that_were_trained_on(held_out, tmp_path, capsys):
     assert metrics(tmp_path / "it/eval")["trained_on"] == overlap(6, 300)
 
 
-@pytest.mark.parametrize("start", ["model.weights", "distill.teacher"])
-def test_training_tells_of_images_that_its_start_or_teacher_was_trained_on(held_out, tmp_path, capsys, start):
+@pytest.mark.parametrize("start,exported", [("model.weights", 0), ("distill.teacher", 0), ("distill.teacher", 1)])
+def test_training_tells_of_images_that_its_start_or_teacher_was_trained_on(held_out, tmp_path, start, exported):
     section, _, key = start.partition(".")
+    if exported:
+        assert main("export", ["--run", str(held_out), "--output", str(tmp_path / "it")]) == 0
+    source = str(tmp_path / "it" if exported else held_out)
     for seed, expected in ((5, 0), (6, overlap(6, 300))):
         more = {"train": {"max_steps": 1, "seed": seed}, "data": {"holdout": 300}}
-        trainer.train(tiny(tmp_path / f"{seed}", **more | {section: {key: str(held_out)} | more.get(section, {})}))
+        trainer.train(tiny(tmp_path / f"{seed}", **more | {section: {key: source} | more.get(section, {})}))
         log = (tmp_path / f"{seed}/log.txt").read_text()
         said = f"warning: {start} was trained on {expected:,} of the 300 validation images"
         assert (said in log and "data.holdout=300 and data.holdout_seed=5" in log) if expected else "warning" not in log
@@ -362,8 +363,7 @@ def test_several_labels_are_trained_evaluated_exported_and_predicted(tmp_path, f
     assert main("predict", ["--run", run, "--json", f"{tmp_path}/data/val/0.png"]) == 0
     said = json.loads(capsys.readouterr().out)["predictions"]
     assert {row["name"]: row["score"] for row in said} == pytest.approx(found[0], abs=1e-4)
-    assert main("check", ["-c", f"{run}/config.yaml"]) in (0, 2)
-    assert main("analyze", ["gradcam", "--run", run]) == 0
+    assert main("check", ["-c", f"{run}/config.yaml"]) in (0, 2) and main("analyze", ["gradcam", "--run", run]) == 0
     drawn = read_json(tmp_path / "run/analysis/gradcam.json")["runs"]["run"]
     sets = {", ".join(name for name, on in zip(splits.classes, row, strict=True) if on) for row in truth}
     assert {row["class"] for row in drawn} <= sets and any(", " in row["class"] for row in drawn)

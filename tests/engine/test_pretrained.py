@@ -97,8 +97,7 @@ def test_another_teacher_is_refused_on_resuming(teacher, tmp_path):
 
 
 def test_another_attention_takes_over_what_fits(teacher, tmp_path, caplog):
-    before = load_run(teacher)[1].state_dict()
-    config = student(tmp_path, teacher)
+    before, config = load_run(teacher)[1].state_dict(), student(tmp_path, teacher)
     config.model.weights, config.model.allow = str(teacher), ["*.attn.*"]
     caplog.set_level("INFO", "ppattn")
     model = build_model(config, Splits(numbered(1), numbered(1), [*"0123456789"]), fresh=True)
@@ -133,7 +132,8 @@ def test_an_exported_folder_teaches_by_its_logits(teacher, tmp_path):
     assert all(np.abs(one[name].numpy() - two[name].numpy()).max() < 1e-4 for name in one)
     for changes, words in (
         ({"distill": {"teacher": str(exported), "blocks": 1.0}}, "which gives logits only"),
-        ({"distill": {"teacher": str(exported)}, "model": {"img_size": 16}}, r"for images of \[8, 8\]: export a class"),
+        ({"distill": {"teacher": str(exported)}, "model": {"img_size": 16}}, r"for images of \[3, 8, 8\]: export"),
+        ({"distill": {"teacher": str(exported)}, "model": {"in_chans": 1}}, r"a classifier for \[1, 8, 8\]"),
     ):
         with pytest.raises(UserError, match=words):
             trainer.train(student(tmp_path / "run", exported, **changes))

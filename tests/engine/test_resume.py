@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import paddle
@@ -231,7 +231,7 @@ def test_a_damaged_latest_falls_back_to_previous(undisturbed, tmp_path):
     assert_same_run(undisturbed, tmp_path)
 
 
-def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path):
+def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path, caplog):
     """Another rate and number of epochs; it begins where the other ended, and resumes bit for bit itself."""
     given, whole, parts = {"epochs": 1, "optimizer": {"lr": 0.002}}, tmp_path / "whole", tmp_path / "parts"
     for folder, stop in ((whole, 3), (parts, 2)):
@@ -242,7 +242,9 @@ def test_a_run_is_extended_by_a_new_one(undisturbed, tmp_path):
     for folder in (whole, parts):
         origin = read_json(folder / "env.json")["extends"]
         assert origin["steps"] == 24 and origin["checkpoint"].startswith(str(undisturbed))
-    first = build.build_run(everything(tmp_path / "x", **given), None, str(undisturbed)).state
+    assert "trained on pixels" not in caplog.text
+    first = build.build_run(everything(tmp_path / "x", {"mean": [0.5] * 3}, **given), None, str(undisturbed)).state
+    assert "trained on pixels of mean and std [[0.3053," in caplog.text and "not [[0.5, 0.5, 0.5]," in caplog.text
     assert first.progress.step == 0 and first.ema.updates == about["ema_updates"]
     found = {name: tensor.numpy() for name, tensor in first.tensors().items() if "/" not in name}
     assert all(np.array_equal(found[name], before[name]) for name in found)
@@ -448,7 +450,7 @@ def test_load_run_gives_the_average_and_what_belongs_to_it(undisturbed):
 
 
 @pytest.mark.parametrize("launched", [True, False])
-def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(launched, handlers):
+def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(launched, handlers, monkeypatch):
     """The launcher sends it to all when the first has left; it must not replace the exit code 75."""
 
     def run():
@@ -456,5 +458,5 @@ def test_a_stopped_process_of_several_keeps_ignoring_sigterm_until_it_has_left(l
             os.kill(os.getpid(), signal.SIGTERM)
             raise Preempted("stopped")
 
-    assert guarded(run) == 75
-    assert signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if launched else signal.SIG_DFL)
+    monkeypatch.setattr(sys, "stderr", Mock(write=Mock(side_effect=OSError(errno.EIO, "closed"))))  # the terminal
+    assert guarded(run) == 75 and signal.getsignal(signal.SIGTERM) == (signal.SIG_IGN if launched else signal.SIG_DFL)

@@ -66,8 +66,7 @@ def test_run_folder_holds_what_was_promised(tmp_path, unabridged):
     assert list(read_json(tmp_path / "summary.json")) == wanted == list(summary) and summary["steps"] == 20
     assert summary["train_pflop"] == pytest.approx(6e-15 * summary["macs"] * 20 * 100)
     rows = table(tmp_path / "metrics.csv")
-    assert [row["step"] for row in rows] == ["14", "20"]
-    assert 0 < float(rows[0]["data_ms"]) < float(rows[0]["step_ms"])
+    assert [row["step"] for row in rows] == ["14", "20"] and 0 < float(rows[0]["data_ms"]) < float(rows[0]["step_ms"])
     assert read_json(tmp_path / "env.json")["command"] == "me"
     assert "epoch 2 step 6/14" in (tmp_path / "log.txt").read_text() and list((tmp_path / "vdl").iterdir())
 
@@ -199,6 +198,9 @@ def test_the_checkpoint_is_the_best_one(tmp_path, monkeypatch, by, epoch, worse)
     assert summary["best_epoch"] == epoch
     best = weights.read(tmp_path / "checkpoints/best")[1]["metrics"]
     assert best["top1"] == summary["best_top1"] and best["loss"] == {2: 0.3, 3: 0.1}[epoch]
+    scores = iter([(1.0, math.nan)])
+    with pytest.raises(UserError, match="The validation loss is not finite after any epoch"):
+        trainer.train(tiny(tmp_path / "nan", train={"epochs": 1, "best": by}, data={"batch_size": 1000}))
 
 
 @pytest.mark.parametrize("ema,warmup,expected", [(0.9999, None, True), (0.5, None, False), (0.9999, False, False)])
@@ -249,8 +251,7 @@ def test_an_overflow_is_traced_to_its_layer(tmp_path, capsys, every):
     with pytest.raises(UserError, match="The loss is not finite at step"):
         trainer.train(given)
     assert main(["debug", "--run", str(tmp_path)]) == 0
-    found = capsys.readouterr().out
-    place = "step 3 of epoch 1 (step 3 of the run), micro-batch 1 of 2"
+    found, place = capsys.readouterr().out, "step 3 of epoch 1 (step 3 of the run), micro-batch 1 of 2"
     assert f"{place}: the first layer whose output is not finite" in found
 
 

@@ -98,8 +98,7 @@ def test_folders_are_exchanged(tmp_path, monkeypatch, in_one_step):
     if not in_one_step:  # another C library, or a file system that cannot
         monkeypatch.setattr(atomic.ctypes, "CDLL", lambda name: object())
     exchange(tmp_path / "new", tmp_path / "folder")
-    assert names(tmp_path / "folder") == {"new"}
-    assert names(tmp_path / ("new" if in_one_step else "old")) == {"folder"}
+    assert names(tmp_path / "folder") == {"new"} and names(tmp_path / ("new" if in_one_step else "old")) == {"folder"}
 
 
 def test_a_folder_appears_complete_and_only_instead_of_its_own_kind(tmp_path):

@@ -1,7 +1,6 @@
 """What takes many times longer than a small run or export itself, and what stands for it in the tests.
 
-Pictures, traced MACs, tables of costs, and Python processes for the engines of an export; the fixture `unabridged`
-brings them back.
+Pictures, traced MACs, tables of costs, and Python processes for an export's engines; `unabridged` brings them back.
 """
 
 import io

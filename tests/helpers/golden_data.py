@@ -24,8 +24,7 @@ def normals(key: str, shape) -> np.ndarray:
 def weight(name: str, shape, salt: int = 0) -> np.ndarray:
     """The value of the official parameter or buffer `name`; its scale follows from what the name says it is."""
     z = normals(f"{name}#{salt}" if salt else name, shape)
-    leaf = name.split(".")[-1]
-    vector = len(shape) == 1
+    leaf, vector = name.split(".")[-1], len(shape) == 1
     named = ("absolute_pos_embed", "positional_encoding", "scale")
     if leaf == "running_mean":
         z = 0.1 * z
@@ -60,8 +59,7 @@ def image(seed: int, shape) -> np.ndarray:
 def _resize(size: int, coarse: int) -> np.ndarray:
     """Matrix of linear interpolation from `coarse` points to `size` points, ends on ends."""
     position = np.linspace(0.0, coarse - 1.0, size)
-    left = np.minimum(position.astype(int), coarse - 2)
-    matrix = np.zeros((size, coarse))
+    left, matrix = np.minimum(position.astype(int), coarse - 2), np.zeros((size, coarse))
     matrix[np.arange(size), left] = 1 - (position - left)
     matrix[np.arange(size), left + 1] = position - left
     return matrix

@@ -72,12 +72,10 @@ def logits_and_gradients(model: paddle.nn.Layer, images: paddle.Tensor) -> tuple
 def compare(attention: str, backbone: str, side: int, dtype: str, guarded: bool) -> dict:
     """Distance of the logits from float32 by the largest logit, and of the worst gradient by its norm.
 
-    `deit_nano` has the weights that were trained here where they fit the number of tokens, its position tables resized;
-    other models are not trained."""
+    `deit_nano` has the weights trained here where they fit the tokens, position tables resized; others are random."""
     ops.enable("plain")
     paddle.seed(0)
-    size = side * (4 if backbone == "deit_nano" else 2)
-    trained = f"{attention}_deit_nano_cifar10"
+    size, trained = side * (4 if backbone == "deit_nano" else 2), f"{attention}_deit_nano_cifar10"
     model = None
     if backbone == "deit_nano" and trained in ppattn.list_models(pretrained=True):
         with contextlib.suppress(UserError):  # the number of tokens is fixed by the weights

@@ -18,8 +18,7 @@ USED = {
 
 @pytest.mark.parametrize("attention", USED)
 def test_a_training_step_runs_the_compiled_kernels(attention, monkeypatch):
-    names = set()
-    run = paddle._C_ops._run_custom_op
+    names, run = set(), paddle._C_ops._run_custom_op
     monkeypatch.setattr(paddle._C_ops, "_run_custom_op", lambda name, *more: names.add(name) or run(name, *more))
     assert "on the CPU compiled" in status()
     ppattn.create_model("deit_nano", attention=attention, depth=1)(paddle.randn([1, 3, 32, 32])).sum().backward()

@@ -65,8 +65,7 @@ def test_every_kept_run_has_the_recipe_of_its_row():
 
 def test_stops_at_sigterm_continues_and_counts_nothing_twice(tmp_path, capsys):
     (tmp_path / "grid.csv").write_text(GRID)
-    process = queue(tmp_path)
-    metrics = tmp_path / "runs/first/metrics.csv"
+    process, metrics = queue(tmp_path), tmp_path / "runs/first/metrics.csv"
     while process.poll() is None and not metrics.is_file():
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)

@@ -223,8 +223,7 @@ def test_the_p_value_counts_the_sign_flips_at_least_as_far_from_zero():
 
 
 def test_six_equal_signs_are_significant_and_five_seeds_never():
-    base = by_seed([0.8] * 6)
-    better = by_seed([0.81, 0.812, 0.808, 0.811, 0.809, 0.813])
+    base, better = by_seed([0.8] * 6), by_seed([0.81, 0.812, 0.808, 0.811, 0.809, 0.813])
     assert compare(better, base).p == pytest.approx(2 / 64)
     assert compare(better, base).verdict == "better" and compare(base, better).verdict == "worse"
     five = {seed: top1 + 0.01 for seed, top1 in list(better.items())[:5]}

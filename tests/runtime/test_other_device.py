@@ -1,8 +1,7 @@
 """The code path of a device that is not the CPU, on a device of the tests' own whose memory the host cannot read.
 
 Paddle loads the plugin (other_device/testdev.cc) at import from CUSTOM_DEVICE_ROOT, and a mistake ends the process:
-every case runs in a process of its own. What this does not cover: the numerics of another device's kernels, streams
-that run beside the program, and collectives.
+every case runs in a process of its own. Not covered: numerics of another device's kernels, streams, collectives.
 """
 
 import html

@@ -1,7 +1,6 @@
 """Weights of other libraries: files that timm, transformers and PaddleClas wrote, with the logits these gave.
 
-tests/foreign/make.py made them, of small models with random parameters. Then checkpoints as training scripts leave
-them, and the files beside the weights.
+tests/foreign/make.py made them, of small random models. Then checkpoints of training scripts, and files beside them.
 """
 
 import json
@@ -341,8 +340,7 @@ def test_weights_of_another_library_name_the_command_that_converts_them(tmp_path
 @pytest.mark.parametrize("change", ["axes", "length", "empty", "missing"])
 def test_odd_shapes_give_one_sentence(name, change, tmp_path):
     about = facts(name)
-    model = ppattn.create_model(about["model"], **about["arguments"])
-    arrays = weights.read(source(name))[0]
+    model, arrays = ppattn.create_model(about["model"], **about["arguments"]), weights.read(source(name))[0]
     kinds = {array.ndim: key for key, array in arrays.items()} | {-1: next(iter(arrays)), -2: next(reversed(arrays))}
     for key in {*kinds.values(), *(key for key in arrays if "pos" in key or "bias_table" in key or "query" in key)}:
         if any(word in key for word in ("mask_token", "batches", "position_index")):

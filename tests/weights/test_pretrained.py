@@ -207,8 +207,7 @@ def test_training_starts_from_pretrained_weights(server, cache, monkeypatch, tmp
 
 def test_a_name_brings_its_preprocessing_and_constants(cache, tmp_path, capsys):
     """The file stands for the published one; the recipe of DeiT evaluates a central crop, by its authors' code."""
-    images = images_of(0, 2, 3, 64, 64)
-    model = ppattn.create_model("deit_tiny", img_size=64, norm_eps=1e-3)
+    images, model = images_of(0, 2, 3, 64, 64), ppattn.create_model("deit_tiny", img_size=64, norm_eps=1e-3)
     model.eval()
     facts = {"name": "deit_tiny", "img_size": [64, 64], "norm_eps": 1e-3}
     weights.save(cache / "deit_tiny.safetensors", model.state_dict(), {"config": {"model": facts}})
