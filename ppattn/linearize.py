@@ -314,10 +314,10 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
         stages.setdefault(prefix.rpartition(".")[0], []).append(blocks.get(i) or ATTENTIONS.name_of(type(block.attn)))
     own = model_arguments(settings.model.name, settings.model.arguments())["attention_options"]
     asked = {name: request.options if name in blocks.values() else own for stage in stages.values() for name in stage}
-    known = {name: ATTENTIONS.get(name).options() for name in asked}
-    given = {key: asked[name][key] for name in asked for key in asked[name].keys() & known[name].keys()}
-    for name, default in known.items():
-        for key in (key for key in default if given.get(key, default[key]) != asked[name].get(key, default[key])):
+    wanted = {name: {k: asked[name].get(k, v) for k, v in ATTENTIONS.get(name).options().items()} for name in asked}
+    given = {key: wanted[name][key] for name in asked for key in asked[name].keys() & wanted[name].keys()}
+    for name, values in wanted.items():
+        for key in (key for key in values if values[key] != given.get(key, values[key])):
             both = f"The blocks with {name} would get {key} = {given[key]!r} from the others"
             raise UserError(f"{both}: give both the same {key} by --options, or replace all blocks.")
     options = {"attention": list(stages.values()), "attention_options": given}

@@ -14,6 +14,7 @@ from ppattn.data.classes import imagenet_names
 from ppattn.data.sources import leaked_images
 from ppattn.errors import UserError
 from ppattn.settings import Config
+from ppattn.validation import validated
 from ppattn.weights import Metadata
 from ppattn.zoo import create_model, find_weights, other_attention
 from ppattn.zoo.table import model_entry
@@ -118,3 +119,8 @@ def provenance(metadata: Metadata) -> Provenance | None:
         return None
     config = make_config(metadata.config)
     return Provenance(data=metadata.data, holdout=config.data.held, seed=config.holdout_seed)
+
+
+def exported_provenance(source: dict, where: str) -> Provenance | None:
+    """The same of what an exported folder says of its source."""
+    return validated(Provenance, origin, f"{where}: origin") if (origin := source.get("origin")) else None

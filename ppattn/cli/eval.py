@@ -64,8 +64,7 @@ def _exported(args: Namespace) -> tuple:
     """The same of an exported folder."""
     from ppattn.config import load_config, override_config
     from ppattn.deploy.predictor import exported_runner
-    from ppattn.trained import Provenance
-    from ppattn.validation import validated
+    from ppattn.trained import exported_provenance
 
     predictor = options.open_export(args.model)
     if predictor.output == "features":
@@ -84,6 +83,5 @@ def _exported(args: Namespace) -> tuple:
     for key, value in asked.items():
         if value not in (None, own := fixed[key.partition(".")[2]]):
             print(f"{key} = {value} has no effect: {args.model} has {own}", file=sys.stderr)
-    origin = predictor.source.get("origin")
-    provenance = validated(Provenance, origin, f"{args.model}: origin") if origin else None
+    provenance = exported_provenance(predictor.source, args.model)
     return exported_runner(predictor), config, predictor.classes, predictor.preprocess, provenance, Path(args.model)

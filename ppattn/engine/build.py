@@ -155,8 +155,7 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
 
 
 def settle_average(config: Config, steps_per_epoch: int, saved: RunFacts | None) -> None:
-    """Set `train.ema_warmup` where it is null, when resuming to what it was, and warn where it is off and the average
-    keeps its initial weights."""
+    """Set a null `train.ema_warmup`, when resuming to what it was; warn if initial weights stay in the average."""
     settings, epochs = config.train, config.train.epochs + config.schedule.cooldown_epochs
     left = settings.ema ** (epochs * steps_per_epoch) if settings.ema else 0.0
     if settings.ema_warmup is None:

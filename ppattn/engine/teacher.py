@@ -15,8 +15,7 @@ from ppattn.errors import UserError
 from ppattn.files.atomic import checksum
 from ppattn.layers import evaluating
 from ppattn.settings import Config, Distill
-from ppattn.trained import Provenance, open_run
-from ppattn.validation import validated
+from ppattn.trained import Provenance, exported_provenance, open_run
 
 
 class Teacher(NamedTuple):
@@ -88,9 +87,8 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     if predictor.output == "features" or shape != own:
         raise UserError(f"{name} gives {predictor.output} for images of {shape}: export a classifier for {own}.")
     compare_data(name, config, splits, predictor.classes, predictor.preprocess)
-    run, origin = exported_runner(predictor), predictor.source.get("origin")
-    provenance = validated(Provenance, origin, f"{name}: origin") if origin else None
-    digest = checksum(Path(str(wanted.teacher)) / ABOUT)
+    run, digest = exported_runner(predictor), checksum(Path(str(wanted.teacher)) / ABOUT)
+    provenance = exported_provenance(predictor.source, name)
     return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, provenance)
 
 
