@@ -426,8 +426,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         a = np.random.default_rng(0).standard_normal((2048, 2048), "float32")
         return lambda: a @ a, facts
     if spec.engine == "copy":
-        a = np.ones(COPY_BYTES // 16)
-        b = np.empty_like(a)
+        a, b = np.ones(COPY_BYTES // 16), np.empty(COPY_BYTES // 16)
         return lambda: np.copyto(b, a), facts
     if spec.engine != "dygraph":
         predictor = ppattn.Predictor(spec.folder, spec.precision, spec.threads, spec.engine)

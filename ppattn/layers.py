@@ -7,6 +7,7 @@ Initial values follow the official PyTorch code: Linear weights normal(0, 0.02) 
 import contextlib
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -153,12 +154,17 @@ class PatchEmbed(nn.Layer):
 
 
 class ConvEmbed(nn.Layer):
-    """3 x 3 convolutions (in, out, stride), BatchNorm, ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W')."""
+    """3 x 3 convolutions (in, out, stride), BatchNorm, ReLU: [B, in, H, W] -> tokens [B, H'*W', dim] and (H', W'); with
+    `pool`, max pooling after the convolution in place of its stride, and GELU."""
 
-    def __init__(self, plan: list[tuple[int, int, int]]):
+    def __init__(self, plan: list[tuple[int, int, int]], pool: bool = False):
         super().__init__()
-        steps = [(conv2d(a, b, 3, stride, 1), nn.BatchNorm2D(b), nn.ReLU()) for a, b, stride in plan]
-        self.proj = nn.Sequential(*(layer for step in steps for layer in step))
+        layers: list[nn.Layer] = []
+        for a, b, stride in plan:
+            pooling = [nn.MaxPool2D(stride, ceil_mode=True)] if pool and stride > 1 else []
+            convolution, activation = conv2d(a, b, 3, 1 if pool else stride, 1), nn.GELU() if pool else nn.ReLU()
+            layers += [convolution, *pooling, nn.BatchNorm2D(b), activation]
+        self.proj = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         x = self.proj(x)
@@ -166,14 +172,21 @@ class ConvEmbed(nn.Layer):
 
 
 def patch_embedding(stem: str, in_chans: int, dim: int, patch: int, **settings: bool) -> nn.Layer:
-    """A `PatchEmbed`, or for `stem` "conv" convolutions of stride 2 (Xiao et al., NeurIPS 2021, 2106.14881)."""
-    if stem != "conv":
+    """A `PatchEmbed`, or convolutions with twice the channels after each halving of the map.
+
+    "conv": one of stride 2 per halving (Xiao et al., NeurIPS 2021, 2106.14881). "pool": one, then two per halving, the
+    first with max pooling (airbench94, K. Jordan, arXiv 2404.00498, whose first convolution is whitening).
+    """
+    if stem == "patch":
         return PatchEmbed(in_chans, dim, patch, **settings)
     steps = patch.bit_length() - 1
     if patch != 2**steps or not steps:
-        raise UserError(f"patch_size = {patch} is not allowed with stem = conv: a power of two, at least 2.")
-    dims = [in_chans, *(max(dim >> i, 1) for i in range(steps - 1, -1, -1))]
-    return ConvEmbed([(a, b, 2) for a, b in zip(dims, dims[1:], strict=False)])
+        raise UserError(f"patch_size = {patch} is not allowed with stem = {stem}: a power of two, at least 2.")
+    first, *dims = (max(dim >> i, 1) for i in range(steps, -1, -1))
+    if stem == "conv":
+        return ConvEmbed([(a, b, 2) for a, b in pairwise([in_chans, *dims])])
+    plan = [step for a, b in pairwise([first, *dims]) for step in ((a, b, 2), (b, b, 1))]
+    return ConvEmbed([(in_chans, first, 1), *plan], pool=True)
 
 
 class LayerScale(nn.Layer):

@@ -320,8 +320,7 @@ def model_section(request: Request, settings: Config, teacher: Backbone, blocks:
         for key in (key for key in values if values[key] != given.get(key, values[key])):
             both = f"The blocks with {name} would get {key} = {given[key]!r} from the others"
             raise UserError(f"{both}: give both the same {key} by --options, or replace all blocks.")
-    options = {"attention": list(stages.values()), "attention_options": given}
-    return options | {"reset_head": False, "allow": [], "freeze": []}
+    return {"attention": [*stages.values()], "attention_options": given, "reset_head": False, "allow": [], "freeze": []}
 
 
 def alignment(request: Request, name: str, settings: Config, teacher: Backbone) -> tuple[Backbone, dict]:
@@ -385,10 +384,9 @@ class Measure:
         """Top-1, or the cosine of the features to those of the reference."""
         model.eval()
         split = self.all if every_image else self.some
-        if self.reference is None:
-            result = evaluate(model_runner(model), self.loader(split), split)
-        else:
-            result = compare_features(self.reference, model, self.loader(split), split)
+        of = self.reference
+        run = partial(evaluate, model_runner(model)) if of is None else partial(compare_features, of, model)
+        result = run(self.loader(split), split)
         assert result is not None  # nothing stops it
         return result.score
 
@@ -405,8 +403,7 @@ class Measure:
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
-        blocks = student.blocks_flat()
-        sums = np.zeros([2, len(blocks)])
+        blocks, sums = student.blocks_flat(), np.zeros([2, len(student.blocks_flat())])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
                 with recording_blocks(teacher.blocks_flat()) as calls:
@@ -458,8 +455,7 @@ def search(moves: list[Move], before: float, timed: bool, score: Callable[[Block
     those that save none come last, and a replaced block may still get a faster attention. Yields after each step the
     blocks replaced with their attentions, the score, and the milliseconds saved.
     """
-    done: dict[int, Move] = {}
-    now = before
+    done, now = dict[int, Move](), before
 
     def price(move: Move, lost: float) -> tuple:
         saved = move.saved - (done[move.block].saved if move.block in done else 0.0)

@@ -185,6 +185,7 @@ class Optimizer(Section):
     betas: Pair[BelowOne] = Field([0.9, 0.999], description="of Adam and AdamW")
     eps: AboveZero = Field(1.0e-8, description="of Adam and AdamW")
     momentum: Fraction = Field(0.9, description="sgd, and muon (0.95 was tried)")
+    muon_convs: bool = Field(False, description="muon: also for convolutions, but not depth-wise or on the pixels")
     lr_batch: Positive | None = Field(None, description="`lr`, warm-up and minimum times total batch / lr_batch")
     lr_batch_scales: Literal["all", "peak"] = Field("all", description="peak: warm-up and minimum stay as written")
     layer_decay: Portion | None = Field(None, description="factor of the learning rate per block, from the head down")

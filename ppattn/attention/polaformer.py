@@ -78,11 +78,8 @@ class PolaFormerAttention(PositionedFeatures):
         """[B, 2h, N, N]: for every head the same-sign and the opposite-sign stream."""
         q, k = split_heads(parts.q, self.num_heads), split_heads(parts.k, self.num_heads)
         swapped = paddle.concat([q[..., self.head_dim :], q[..., : self.head_dim]], axis=-1) if self.polarity else q
-        maps = []
-        for query in (q, swapped):
-            weights = paddle.matmul(query, k, transpose_y=True) / k.shape[2]
-            maps.append(weights / (weights.sum(axis=-1, keepdim=True) + EPS))
-        return paddle.stack(maps, axis=2).flatten(1, 2)
+        maps = [paddle.matmul(query, k, transpose_y=True) / k.shape[2] for query in (q, swapped)]
+        return paddle.stack([a / (a.sum(axis=-1, keepdim=True) + EPS) for a in maps], axis=2).flatten(1, 2)
 
     def values(self, parts: Parts, context: Context) -> Tensor:
         """[B, 2h, N, d/2]: the halves of every head's values."""

@@ -3,9 +3,8 @@ r"""Softmax attention, the baseline of every comparison (Vaswani et al., NeurIPS
     Y = softmax(Q K^T / sqrt(d) + bias) V                      (eq. 1)
 
 Cost per layer: 2 N M C multiply-accumulates and h N M stored weights (none in the compiled CPU form), besides the
-projections (4 N C^2); quadratic in N unless the keys are reduced. Relative position bias and shift mask come from Swin,
-and `sr_ratio` > 1 is PVT's spatial reduction (keys and values from a strided convolution of the map, then LayerNorm;
-Wang et al., ICCV 2021, eq. 2-3).
+projections (4 N C^2); quadratic in N unless the keys are reduced. Position bias and shift mask are Swin's; `sr_ratio` >
+1 is PVT's spatial reduction (keys and values of a strided convolution and LayerNorm; Wang et al., ICCV 2021, eq. 2-3).
 
 Option: `residual` (False) adds InLine's local term (see inline.py), for comparisons at equal locality.
 

@@ -1,8 +1,7 @@
 r"""ViT^3: test-time training as attention (Han et al., CVPR 2026, arXiv 2512.01643).
 
-Keys and values are a training set for a small network, which takes one gradient step (rate 1) on the loss
--(s/N) sum_n <f(k_n), v_n>, s = 1/3, and is then applied to the queries. Each head has a gated linear unit
-f(x) = (x W1) * silu(x W2):
+Keys and values train a small network by one gradient step (rate 1) on the loss -(s/N) sum_n <f(k_n), v_n>, s = 1/3,
+before it is applied to the queries. Each head has a gated linear unit f(x) = (x W1) * silu(x W2):
 
     a = k W1,  z = k W2,  e = -(s/N) v,    G1 = k^T (e * silu(z)),   G2 = k^T (e * a * silu'(z))
     y = (q (W1 - clip G1)) * silu(q (W2 - clip G2)),               clip divides every column by its norm + 1

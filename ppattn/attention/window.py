@@ -46,9 +46,7 @@ class WindowAttention(SoftmaxAttention):
             for rows in self.spans(height)
         ]
         y = paddle.concat(strips, axis=1).reshape([-1, height * width, c])
-        if not prefix:
-            return y
-        return paddle.concat([self.weighted(qkv[:, :prefix, :c], qkv[:, :, c:]), y], axis=1)
+        return y if not prefix else paddle.concat([self.weighted(qkv[:, :prefix, :c], qkv[:, :, c:]), y], axis=1)
 
     def spans(self, side: int) -> list[tuple[int, int, int]]:
         """(begin, end, window side) along one side: the whole windows, and the rest as one smaller window."""

@@ -6,7 +6,7 @@ multiple of the patch is zero-padded at the bottom and right.
 
 Not in DeiT: the mean over tokens instead of the class token (`class_token=False`; ViT^3, MHLA, nano variants), a
 position convolution in every block (`cpe=True`; ViT^3, nano variants), no learned table (`pos_embed=False`; ViT^3), the
-final norm after the mean instead of before (`fc_norm=True`; MHLA), and a convolutional stem (`stem="conv"`; nano).
+final norm after the mean instead of before (`fc_norm=True`; MHLA), and stems of convolutions (`stem`; nano: "conv").
 
 DINOv2 (Oquab et al., arXiv 2304.07193) scales both branches of a block (`layer_scale`), has `registers` behind the
 class token, without positions of their own (Darcet et al., ICLR 2024, arXiv 2309.16588), a head on the class token and
@@ -49,7 +49,7 @@ class DeiT(Backbone):
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
-        stem: Literal["patch", "conv"] = "patch",
+        stem: Literal["patch", "conv", "pool"] = "patch",
         class_token: bool = True,
         cpe: bool = False,
         pos_embed: bool = True,

@@ -51,7 +51,7 @@ class PVT(Pyramid):
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
         class_token: bool = True,
-        stem: Literal["patch", "conv"] = "patch",
+        stem: Literal["patch", "conv", "pool"] = "patch",
         cpe: bool = False,
     ):
         per_stage = {"depths": depths, "num_heads": num_heads, "mlp_ratios": mlp_ratios, "sr_ratios": sr_ratios}

@@ -29,9 +29,7 @@ class SoftPyramid(PVT):
         return ConvEmbed([(before, 32, 2), (32, 32, 1), (32, dim, 2)])
 
     def block_settings(self, last: bool, mlp_ratio: float) -> dict[str, Any]:
-        if last:
-            return super().block_settings(last, mlp_ratio)
-        return {"mlp_ratio": 4, "epsilon": 1e-5, "post": True}
+        return super().block_settings(last, mlp_ratio) if last else {"mlp_ratio": 4, "epsilon": 1e-5, "post": True}
 
     def table(self, stage: int, grid: tuple[int, int]) -> tuple[int, int]:
         side = max(1, 56 >> stage)

@@ -57,7 +57,7 @@ class Swin(Pyramid):
         drop_rate: Fraction = 0.0,
         attn_drop_rate: Fraction = 0.0,
         drop_path_rate: BelowOne = 0.0,
-        stem: Literal["patch", "conv"] = "patch",
+        stem: Literal["patch", "conv", "pool"] = "patch",
         cpe: bool = False,
         always_shift: bool = False,
     ):

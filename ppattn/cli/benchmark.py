@@ -40,7 +40,8 @@ def run(args: Namespace) -> None:
     names = args.models or (["deit_tiny"] if args.attentions else [])
     if not names and not args.folder:
         raise UserError("Name what to measure: --models, --attentions or --folder.")
-    if names and args.dtype == ["bfloat16"] and ("train" in args.modes or "dygraph" in (args.engines or ["dygraph"])):
+    elsewhere = args.dtype == ["bfloat16"] and ("train" in args.modes or "dygraph" in args.engines)
+    if names and "bfloat16" in args.dtype and (elsewhere or "paddle" not in args.engines):
         raise UserError("Only exported models run in bfloat16: --engines paddle, without training.")
     import ppattn
 

@@ -1,7 +1,6 @@
 """Replace the attention of a trained model by a cheaper one, block by block, and measure what it costs.
 
-The result in --output is an ordinary run folder; linearize/report.json in it has all figures. A stopped call continues
-where it was when it is repeated.
+The result in --output is a run folder; linearize/report.json in it has all figures. A repeated call continues.
 """
 
 import sys

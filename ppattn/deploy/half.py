@@ -82,8 +82,7 @@ class _Half:
     def add(self, node: onnx.NodeProto) -> None:
         """A node in the type of its inputs, with the casts that it needs in front."""
         names = [self.alias.get(name, name) for name in node.input]
-        inside = any(self.wide.get(name, False) for name in names)
-        island = self.islands and node.op_type in ISLANDS
+        inside, island = any(self.wide.get(name, False) for name in names), self.islands and node.op_type in ISLANDS
         wide = inside or island
         fixed = FLOAT32_INPUTS.get(node.op_type, ())
         own = [getattr(self.constants.get(name), "dtype", None) for name in names]
@@ -127,9 +126,8 @@ class _Half:
         for field in (self.graph.node, self.graph.initializer, self.graph.value_info):
             del field[:]
         self.graph.node.extend(self.nodes)
-        for name, array in (others | self.stored).items():
-            if name in used:
-                self.graph.initializer.append(numpy_helper.from_array(array, name))
+        stored = [(name, array) for name, array in (others | self.stored).items() if name in used]
+        self.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored)
 
 
 def _is_cast(node: onnx.NodeProto, to: int) -> bool:

@@ -61,9 +61,9 @@ def freeze(model: paddle.nn.Layer, patterns: list[str]) -> list[str]:
 def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.Optimizer:
     """Adam and SGD with coupled L2 on every parameter, or AdamW and Muon with decay on weights of 2 or more axes.
 
-    Muon takes the 2-D weights of the blocks and AdamW the rest. Neither decays 1-D parameters, biases and what
-    `model.no_weight_decay()` names. `layer_decay` multiplies the rate of group i of n by layer_decay ** (n - 1 - i).
-    The list of parameters is flat, since Paddle clips per group, the papers by the global norm.
+    Muon takes the 2-D weights of the blocks (with `muon_convs` also convolutions), AdamW the rest. Neither decays 1-D
+    parameters, biases and what `model.no_weight_decay()` names. `layer_decay` multiplies the rate of group i of n by
+    layer_decay ** (n - 1 - i). The list of parameters is flat: Paddle clips per group, the papers by the global norm.
     """
     options, clip = config.optimizer, config.train.clip_grad
     by_name = dict(model.named_parameters())
@@ -91,8 +91,9 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
     if options.name == "adamw":
         return paddle.optimizer.AdamW(**common)
     blocks = tuple(f"{block}." for block in model.block_names())
-    inside = [p.name for p in matrices if p.ndim == 2 and names[p.name].startswith(blocks)]
-    chosen = [name for name in inside if name in decayed and names[name].endswith(".weight")]
+    inside = [p for p in matrices if p.ndim == 2 and names[p.name].startswith(blocks)]
+    inside += [p for p in matrices if options.muon_convs and p.ndim == 4 and p.shape[1] not in (1, model.in_chans)]
+    chosen = [p.name for p in inside if p.name in decayed and names[p.name].endswith(".weight")]
     return Muon(chosen, options.momentum, **common)
 
 
@@ -116,8 +117,8 @@ class Muon(paddle.optimizer.AdamW):
 
     The factor 0.2 sqrt(max(m, n)) gives an update about the root mean square of AdamW's (Liu et al., "Muon is scalable
     for LLM training", 2025, equation 4), so one learning rate and one decay serve both. A fused projection [C, 3C]
-    counts as one matrix. `matrices` are Paddle's names of the parameters [m, n] to update this way, `momentum` is mu, M
-    is AdamW's `moment1`. All other parameters take AdamW's step.
+    counts as one matrix, a convolution as one with a row per filter. `matrices` are Paddle's names of the parameters to
+    update this way, `momentum` is mu, M is AdamW's `moment1`. All other parameters take AdamW's step.
     """
 
     def __init__(self, matrices: Iterable[str], momentum: float, **adamw):
@@ -134,9 +135,10 @@ class Muon(paddle.optimizer.AdamW):
         weight = self._master_weights.get(parameter.name, parameter)
         gradient = gradient.astype(momentum.dtype)
         paddle.assign(paddle.lerp(gradient, momentum, self.momentum), momentum)
-        direction = orthogonalised(paddle.lerp(gradient, momentum, self.momentum))
+        matrix = paddle.lerp(gradient, momentum, self.momentum).flatten(1)
+        direction = orthogonalised(matrix).reshape(parameter.shape)
         rate = self._create_param_lr(param_and_grad)
-        scale = 0.2 * max(parameter.shape) ** 0.5
+        scale = 0.2 * max(matrix.shape) ** 0.5
         paddle.assign(weight * (1 - rate * self._weight_decay) - rate * scale * direction, weight)
         if weight is not parameter:
             paddle.assign(weight.astype(parameter.dtype), parameter)

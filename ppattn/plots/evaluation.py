@@ -53,8 +53,7 @@ def draw_confusion(
 def draw_predictions(
     path: Target, predicted: np.ndarray, split: Split, classes: list[str], preprocess: Preprocess, title: str = ""
 ) -> None:
-    """A grid of preprocessed images, half of them errors, with the predicted class (of `predicted` [n], -1: none) and,
-    if it differs, the true one."""
+    """A grid of preprocessed images, half errors, with the `predicted` [n] class (-1: none), if wrong the true one."""
     labels = split.labels
     wrong, right = np.flatnonzero((predicted != labels) & (predicted >= 0)), np.flatnonzero(predicted == labels)
     columns, rows = 6, 3

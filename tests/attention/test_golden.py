@@ -100,11 +100,8 @@ def misses(case, model, dtype, tolerances) -> list[str]:
             out.append(f"{name}: {error:.2e} > {tolerances[name]:.2e}")
     norms = case["param_grad_l2"]
     # A constant array whose squares add up to the reference: it follows its parameter through fusing and transposing.
-    constant = {
-        name: np.full(shape, (norms[name] or 0.0) / np.sqrt(np.prod(shape)))
-        for name, shape, kind in case["state_dict"]
-        if kind.startswith("param")
-    }
+    shapes = [(name, shape) for name, shape, kind in case["state_dict"] if kind.startswith("param")]
+    constant = {name: np.full(shape, (norms[name] or 0.0) / np.sqrt(np.prod(shape))) for name, shape in shapes}
     stored = {name[5:]: array for name, array in expected.items() if name.startswith("grad/")}
     own = {name: p.grad for name, p in model.named_parameters()}
     for name, array in (from_official(model, in_module(case, stored)) if stored else {}).items():

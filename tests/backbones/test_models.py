@@ -16,7 +16,7 @@ from ppattn.attention.less import ScoreDownsample, own_key
 from ppattn.backbones.base import Block
 from ppattn.backbones.swin import window_mask
 from ppattn.errors import UserError
-from ppattn.layers import PositionConv
+from ppattn.layers import PositionConv, patch_embedding
 from ppattn.ops import interpolation_matrix, keep_factors
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_the_full_kernel_has_no_landmark_ratio():
      ("pvt_nano", {"img_size": 8}, "too small"), ("deit_nano", {"img_size": (3, 32, 32)}, "at most 2 items"),
      ("deit_nano", {"img_size": "224"}, "valid integer; or: Input should be a valid list"),
      ("deit_nano", {"patch_size": 0}, "patch_size = 0"), ("deit_nano", {"patch_size": 6}, "a power of two"),
-     ("deit_nano", {"stem": "cnn"}, "'patch' or 'conv'"), ("deit_nano", {"init": "kaiming"}, "xavier"),
+     ("deit_nano", {"stem": "cnn"}, "'patch', 'conv' or 'pool'"), ("deit_nano", {"init": "kaiming"}, "xavier"),
      ("pvt_tiny", {"attention": ["less"] * 4}, "max_tokens"),
      ("pvt_tiny", {"attention": "less", "img_size": 64, "sr_ratios": [8, 8, 1, 1]}, "more keys than the stage before"),
      ("deit_nano", {"drop_path_rate": 1.0}, "less than 1"), ("deit_nano", {"qkv_bias": 1}, "qkv_bias = 1"),
@@ -314,6 +314,17 @@ def test_small_backbones_take_other_stems_pooling_and_position_convolutions():
     assert (model(x) - model.head(model.forward_features(x)[-1].mean(axis=[2, 3]))).abs().max().item() < 1e-5
     mean, token = (ppattn.create_model("deit_nano", class_token=choice, num_classes=5) for choice in (False, True))
     assert "cls_token" not in mean.state_dict() and token.pos_embed.shape[1] == mean.pos_embed.shape[1] + 1 == 65
+
+
+def test_pool_stem_is_two_convolutions_per_halving_with_max_pooling_after_the_first():
+    stem, y = patch_embedding("pool", 3, 12, 4), paddle.randn([2, 3, 9, 14])
+    stem.eval()
+    (tokens, hw), state = stem(y), stem.state_dict()
+    for i, kernel in ((0, 1), (3, 2), (7, 1), (10, 2), (14, 1)):
+        y = F.conv2d(y, state[f"proj.{i}.weight"], state[f"proj.{i}.bias"], padding=1)
+        y = F.max_pool2d(y, kernel, ceil_mode=True)  # an odd side ends with a window of one
+        y = F.gelu(y / math.sqrt(1 + 1e-5))  # BatchNorm in its initial state
+    assert hw == (3, 4) and (tokens - y.flatten(2).transpose([0, 2, 1])).abs().max().item() < 1e-5
 
 
 def test_position_conv_adds_a_depthwise_convolution_to_the_grid_only():

@@ -130,6 +130,7 @@ export --run {run} --output {here} | no export | empty or new folder
 benchmark --attentions inlin --output {out} | Did you mean 'inline'?
 benchmark --modes trian --output {out} | trian | train
 benchmark --attentions inline --batch 0 --output {out} | --batch 0
+benchmark --models deit_nano --dtype float32 bfloat16 --output {out} | Only exported models run in bfloat16
 benchmark --tokens 49 --models deit_tiny | without --models
 benchmark --tokens 50 | '50' is not a grid of tokens | 48x64
 benchmark --tokens 8x8 --attention-options landmarks=pool | --attention-options is for --attentions

@@ -26,10 +26,10 @@ def config(**sections) -> Config:
     return make_config(sections)
 
 
-def toy() -> nn.Layer:
+def toy(stem: str = "patch") -> nn.Layer:
     """Always the same weights."""
     paddle.seed(3)
-    shape = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 4}
+    shape = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 4, "stem": stem}
     return ppattn.create_model("deit_tiny", **shape)
 
 
@@ -119,11 +119,11 @@ def test_muon_takes_the_weights_of_linear_layers_in_the_blocks():
 
 def muon_direction(matrix):
     """Newton-Schulz steps act on the singular values alone: s <- a s + b s^3 + c s^5, from s of Euclidean norm 1."""
-    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    u, s, v = np.linalg.svd(matrix.reshape(len(matrix), -1), full_matrices=False)
     s = s / np.linalg.norm(s)
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return 0.2 * math.sqrt(max(matrix.shape)) * u * s @ v
+    return 0.2 * math.sqrt(max(len(u), len(v.T))) * (u * s @ v).reshape(matrix.shape)
 
 
 def reference(name, values, grads, state, step, lr, options, scales, clip):
@@ -137,12 +137,12 @@ def reference(name, values, grads, state, step, lr, options, scales, clip):
         if name == "sgd":
             m = options["momentum"] * m + g
             p = p - rate * m
-        elif name == "muon" and key in MATRICES:
+        elif name == "muon" and (key in MATRICES or (p.ndim == 4 and p.shape[1] != 3)):
             m = options["momentum"] * m + (1 - options["momentum"]) * g
             ahead = options["momentum"] * m + (1 - options["momentum"]) * g
             p = p * (1 - rate * options["weight_decay"]) - rate * muon_direction(ahead)
         else:
-            if name != "adam" and key in DECAYED:
+            if name != "adam" and (key in DECAYED or p.ndim == 4):
                 p = p * (1 - rate * options["weight_decay"])
             b1, b2 = options["betas"]
             m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -156,24 +156,24 @@ OPTIMIZERS = get_args(Optimizer.model_fields["name"].annotation)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layer_decay", [None, 0.65])
 def test_optimizer_against_float64(name, layer_decay):
-    model = toy()
+    model = toy("pool" if layer_decay else "patch")
     options = {"name": name, "lr": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-6, "momentum": 0.7}
-    more = {"layer_decay": layer_decay, "lr_scale": {"head.*": 3.0}}
+    more = {"layer_decay": layer_decay, "lr_scale": {"head.*": 3.0}, "muon_convs": bool(layer_decay)}
     given = config(optimizer=options | more, train={"clip_grad": 0.5})
     optimizer = build_optimizer(given, model)
     scales = {key: (layer_decay or 1.0) ** (2 - i) for i, group in enumerate(model.layer_groups()) for key in group}
     scales |= {key: 3.0 * scale for key, scale in scales.items() if key.startswith("head.")}
-    values = {key: p.numpy().astype("float64") for key, p in model.named_parameters()}
-    state, rng = {}, np.random.default_rng(1)
+    trained = {key: p for key, p in model.named_parameters() if not p.stop_gradient}  # BatchNorm has others
+    values, state, rng = {k: p.numpy().astype("float64") for k, p in trained.items()}, {}, np.random.default_rng(1)
     for step in range(1, 8):
         x = paddle.to_tensor(rng.normal(size=(6, 3, 8, 8)), "float32")
         (model(x) ** 2).sum().backward()
-        grads = {key: p.grad.numpy().astype("float64") for key, p in model.named_parameters()}
+        grads = {key: p.grad.numpy().astype("float64") for key, p in trained.items()}
         optimizer.set_lr(1e-2 / step)
         optimizer.step()
         optimizer.clear_grad()
         reference(name, values, grads, state, step, 1e-2 / step, options, scales, 0.5)
-        for key, p in model.named_parameters():
+        for key, p in trained.items():
             np.testing.assert_allclose(p.numpy(), values[key], rtol=2e-5, atol=2e-6, err_msg=f"{key}, step {step}")
 
 

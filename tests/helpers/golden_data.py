@@ -26,22 +26,18 @@ def weight(name: str, shape, salt: int = 0) -> np.ndarray:
     z = normals(f"{name}#{salt}" if salt else name, shape)
     leaf, vector = name.split(".")[-1], len(shape) == 1
     named = ("absolute_pos_embed", "positional_encoding", "scale")
-    if leaf == "running_mean":
-        z = 0.1 * z
+    if leaf in ("running_mean", "power"):
+        z = (0.1 if leaf == "running_mean" else 0.5) * z
     elif leaf == "running_var":
         z = 1 + 0.1 * np.abs(z)
     elif leaf == "weight" and "Qnorm_act" in name:
         z = 0.3 + 0.05 * z
     elif leaf == "weight" and vector:
         z = 1 + 0.1 * z
-    elif leaf == "power":
-        z = 0.5 * z
     elif leaf.startswith("pos_embed") or leaf.endswith(("_token", "_bias", "_bias_table")) or leaf in named:
         z = 0.2 * z
-    elif vector:
-        z = 0.05 * z
     else:
-        z = z / np.sqrt(float(math.prod(shape[1:]))) * (0.5 if "W_q." in name else 1)
+        z = 0.05 * z if vector else z / np.sqrt(float(math.prod(shape[1:]))) * (0.5 if "W_q." in name else 1)
     return np.ascontiguousarray(z, np.float32)
 
 
