@@ -384,9 +384,10 @@ class Measure:
         """Top-1, or the cosine of the features to those of the reference."""
         model.eval()
         split = self.all if every_image else self.some
-        of = self.reference
-        run = partial(evaluate, model_runner(model)) if of is None else partial(compare_features, of, model)
-        result = run(self.loader(split), split)
+        if self.reference is None:
+            result = evaluate(model_runner(model), self.loader(split), split)
+        else:
+            result = compare_features(self.reference, model, self.loader(split), split)
         assert result is not None  # nothing stops it
         return result.score
 
@@ -403,12 +404,12 @@ class Measure:
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
-        blocks, sums = student.blocks_flat(), np.zeros([2, len(student.blocks_flat())])
+        sums = np.zeros([2, len(student.blocks_flat())])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
                 with recording_blocks(teacher.blocks_flat()) as calls:
                     teacher(paddle.to_tensor(images))
-                for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
+                for i, (block, call) in enumerate(zip(student.blocks_flat(), calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]
                     sums[:, i] += float((y - call.y).square().sum()), float(call.y.square().sum())
         return (sums[0] / sums[1]).tolist()

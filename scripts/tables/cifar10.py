@@ -1,5 +1,6 @@
 """The tables of results/cifar10/README.md, and that of the attentions in README.md."""
 
+import re
 import statistics
 from collections.abc import Callable
 
@@ -13,10 +14,7 @@ from scripts.tables.markdown import number, table
 from scripts.tables.runs import BACKBONES, RECIPES, SAME, Results, Row, adamw, by_tokens, local_terms, muon, unchanged
 from scripts.tables.speed import against_softmax, nano_times
 
-HALF_HOUR = [f"half_hour_{attention}_deit_nano" for attention in ("inline", "polaformer", "softmax")]
-CHANGES = ("", "_w128", "_w128_seed43", "_w128_seed44", "_w128_small20", "_w128_cutmix", "_256")
-LONG = [*(f"long_inline_deit_nano{change}" for change in CHANGES), "long_softmax_deit_nano_w128"]
-NAMED_RUNS = ["first_recipe_inline_deit_nano", "inline_deit_nano_15_epochs", *HALF_HOUR, *LONG, "notebook_32px"]
+NAMED_RUNS = re.compile(r"first_recipe_inline|half_hour|long|notebook|\w+_15_epochs|\w+_nano_pool(_seed|$)")
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam"}
 LOCAL_KEYS = {
     "both": (True, True),
@@ -223,7 +221,7 @@ def runs_table(results: Results) -> str:
     body, estimated = [], {row.name: row.seconds / 60 for row in results.rows if row.seconds}
     work = {row.name: row.pflop for row in results.rows}
     runs = results.root / "results/cifar10/runs"
-    for name in (name for name in NAMED_RUNS if (runs / name).is_dir()):
+    for name in sorted(path.name for path in runs.glob("*") if NAMED_RUNS.match(path.name)):
         summary, facts = (results.json(f"cifar10/runs/{name}/{file}.json") for file in ("summary", "env"))
         config = yaml.safe_load((runs / name / "config.yaml").read_text())
         run = f"[{name}](runs/{name}), seed {config['train']['seed']}, commit {facts['git_commit'][:7]}"

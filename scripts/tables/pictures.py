@@ -5,13 +5,14 @@ import json
 import statistics
 from collections.abc import Callable, Iterator
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppattn.plots.figure import RUNS, colour_of, legend_below, open_figure
 from scripts.tables.cifar10 import LOCAL_KEYS, front, fronts
 from scripts.tables.compare import mean_and_error, pooled_deviation
-from scripts.tables.runs import Results, Row, by_tokens, local_terms, muon, unchanged
+from scripts.tables.runs import BACKBONES, Results, Row, by_tokens, local_terms, muon, unchanged
 from scripts.tables.speed import SIDES, TOKENS, Lengths, nano_times, read_lengths, read_tokens
 from scripts.tables.weights import read_linearized
 
@@ -37,8 +38,8 @@ def draw_pflop(figure: Any, rows: list[Row]) -> None:
         ends = [[[middle - min(own)], [max(own) - middle]] for middle, own in zip((x, y), pairs, strict=True)]
         label = f"{len(together)} attentions, 15 epochs: median, range"
         axes.errorbar(x, y, ends[1], ends[0], fmt="", color="black", capsize=3, label=label)
-    for row, color in zip((row for row in rows if row not in together), RUNS, strict=False):
-        axes.plot(row.pflop, row.mean, "o", color=color, label=row.name)
+    for row, (mark, color) in zip((row for row in rows if row not in together), product("os", RUNS), strict=False):
+        axes.plot(row.pflop, row.mean, mark, color=color, label=row.name)
     for name, (pflop, top1) in PUBLISHED.items():
         axes.plot(pflop, top1, "x", color="grey")
         place = {"xytext": (6, 4)} if pflop < 2.5 else {"xytext": (-6, -3), "ha": "right"}
@@ -168,7 +169,8 @@ class Picture(NamedTuple):
 
 def pictures(results: Results) -> Iterator[Picture]:
     rows = results.rows
-    runs = [row for row in rows if row.epochs >= 12 and unchanged(row, "train.epochs=", "augment.")]
+    longer = [row for row in rows if row.epochs >= 12 or row.config not in BACKBONES]
+    runs = [row for row in longer if unchanged(row, "train.epochs=", "augment.")]
     title = "Grey crosses: published results, not run here; those of airbench average six views of an image"
     yield Picture("cifar10/accuracy_pflop", values_of(runs), 8, title, draw_pflop, (runs,))
     terms = [row for cells in local_terms(rows).values() for row in cells.values()]
