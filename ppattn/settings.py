@@ -211,7 +211,7 @@ class Loss(Section):
     name: Literal["ce", "focal", "bce"] = Field("ce", description="cross-entropy, focal, or binary for several labels")
     gamma: NotNegative = Field(2.0, description="exponent of the focal loss")
     class_weights: list[AboveZero] | Literal["balanced"] | None = Field(
-        None, description="factors of the classes, or `balanced`: images / (classes * images of the class)"
+        None, description="factors of the classes, or `balanced`: labels / (classes * labels of the class)"
     )
     label_smoothing: BelowOne = Field(0.0, description="part of the label that is spread over all classes")
 

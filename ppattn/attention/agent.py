@@ -43,8 +43,7 @@ class AgentParts:
 
 @register_attention("agent")
 class AgentAttention(Attention):
-    drops_weights = True
-    convolution = "dwc"
+    drops_weights, convolution = True, "dwc"
 
     def __init__(self, spec: AttentionSpec, *, agent_num: Square | list[Square] = 49, local_term: bool = True):
         super().__init__(spec)

@@ -19,7 +19,7 @@ from ppattn import ops
 from ppattn.errors import UserError
 from ppattn.ops import as_dtype, as_dtype_of, as_float32, dropout, exact_dtype, is_dynamic, is_half, split_heads
 from ppattn.registry import Registry
-from ppattn.validation import check_arguments, keyword_defaults
+from ppattn.validation import Count, Positive, Size, check_arguments, keyword_defaults
 
 ATTENTIONS = Registry("attention")
 
@@ -121,11 +121,8 @@ class Attention(nn.Layer):
         spatial_keys: keys lie on a grid, that of the tokens or a smaller one, so that analyses can draw them as maps.
     """
 
-    windowed = False
-    uses_bias = True
-    spatial_keys = True
-    drops_weights = False
-    rotates = False
+    windowed = drops_weights = rotates = False
+    uses_bias = spatial_keys = True
     official: ClassVar[dict[str, str]] = {}  # official names of layers -> ours
     convolution, per_head = "", False  # the name of the convolution in `local`, and whether a head has one kernel
 
@@ -255,7 +252,7 @@ class AttentionLayer(nn.Layer):
     Args:
         name, **options: of the attention, see `ppattn.list_attentions()`; for example `kernel="relu"` for `inline`.
         dim, num_heads: C and h, which divides it.
-        grid: (H, W) of the tokens. At another size pass `hw`; `linformer` raises `UserError` there.
+        grid: (H, W) of the tokens, or one side. At another size pass `hw`; `linformer` raises `UserError` there.
         num_prefix: P, tokens in front of the grid (class token); N = P + H * W.
         qkv_bias: bias in the input projections.
     """
@@ -263,16 +260,18 @@ class AttentionLayer(nn.Layer):
     def __init__(
         self,
         name: str,
-        dim: int,
-        num_heads: int,
-        grid: tuple[int, int] = (14, 14),
+        dim: Positive,
+        num_heads: Positive,
+        grid: Size = 14,
         *,
-        num_prefix: int = 0,
+        num_prefix: Count = 0,
         qkv_bias: bool = True,
         **options: Any,
     ):
         super().__init__()
-        self.block = nn.Layer()
+        self.block, given = nn.Layer(), {"dim": dim, "num_heads": num_heads, "grid": grid, "num_prefix": num_prefix}
+        check_arguments(AttentionLayer.__init__, given, f"attention_layer({name!r})")
+        grid = (grid, grid) if isinstance(grid, int) else (grid[0], grid[1])
         spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
         self.block.attn = build_attention(name, spec, options)
 

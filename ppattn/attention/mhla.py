@@ -14,9 +14,10 @@ The normaliser is that of the official code: it takes the queries at the same pl
 
 Options:
     piece_size: the side w of a block, which must divide both sides of the grid. None takes the largest common divisor
-        of H and W with M >= 4 and M^2 <= H W, or else the largest one, that is, the fewest blocks. Blocks of a sequence
-        are w tokens in a row, by default about the square root of its largest length. The last one is filled up with
-        keys and queries of zero, and a shorter sequence has the first blocks of the matrix.
+        of H and W with M >= 4 and M^2 <= H W, or else the largest one, that is, the fewest blocks. Sides without a
+        common divisor make every token a block, which costs N^2 C d. Blocks of a sequence are w tokens in a row, by
+        default about the square root of its largest length. The last one is filled up with keys and queries of zero,
+        and a shorter sequence has the first blocks of the matrix.
     transform: the initial matrix, from the Euclidean distances D between blocks: `linear` 1 - D / max D, `cos`
         cos(pi/4 D / max D), `exp` exp(-D / `exp_sigma`), `local` [D <= `local_thres`], each divided by its column sums;
         `gaussian` exp(-9 D^2 / (2 max D^2)), not normalised. A single block starts at 1.

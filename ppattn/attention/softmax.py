@@ -27,9 +27,7 @@ from ppattn.ops import grid_map, grid_tokens, is_dynamic, pad_end, softmax, spli
 
 @register_attention("softmax")
 class SoftmaxAttention(Attention):
-    drops_weights = True
-    windowed = True
-    rotates = True
+    windowed = drops_weights = rotates = True
 
     def __init__(self, spec: AttentionSpec, *, residual: bool = False):
         super().__init__(spec)

@@ -40,10 +40,13 @@ class T5Attention(Attention):
         self.w1, self.w2, self.w3 = (self.create_parameter([1, h, d, d], default_initializer=small) for _ in range(3))
         self.q_conv2d, self.k_conv2d = (conv2d(c, c, 3, padding=1, groups=c) if local_term else None for _ in range(2))
 
-    @full_precision
     def project(self, x: Tensor, context: Context) -> Parts:
         """q, k and v [B, N, C] in float32 or better, with the convolutions of q and k."""
-        q, k, v = split_tensor(as_float32(self.qkv(x)), 3)
+        return self.centred(as_float32(self.qkv(x)), context)
+
+    @full_precision
+    def centred(self, qkv: Tensor, context: Context) -> Parts:
+        q, k, v = split_tensor(qkv, 3)
         k = k - token_mean(k)
         k = k / (token_mean(k * k) + 1.0).sqrt()
         if self.q_conv2d is not None and self.k_conv2d is not None:

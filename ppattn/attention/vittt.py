@@ -51,8 +51,7 @@ class ViTTTAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> tuple[Parts, Parts]:
         """For the first branch [B, N, C], and for the second, a convolution [B, N, d]; in float32 or better."""
-        c = self.spec.dim
-        qkv = as_float32(self.qkv(x))
+        c, qkv = self.spec.dim, as_float32(self.qkv(x))
         q, k, v = split_tensor(qkv[:, :, : 3 * c], 3)
         second = Parts(*split_tensor(qkv[:, :, 3 * c :], 3))
         if self.rope:

@@ -51,8 +51,7 @@ class WindowAttention(SoftmaxAttention):
     def spans(self, side: int) -> list[tuple[int, int, int]]:
         """(begin, end, window side) along one side: the whole windows, and the rest as one smaller window."""
         whole = side // self.window_size * self.window_size
-        found = [(0, whole, self.window_size), (whole, side, side - whole)]
-        return [span for span in found if span[0] < span[1]]
+        return [span for span in [(0, whole, self.window_size), (whole, side, side - whole)] if span[0] < span[1]]
 
     def tiles(self, grid: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], shared: Tensor) -> Tensor:
         """Attention in the equal windows of a rectangle, the spans `rows` and `columns`, of the map grid [B, H, W, 3C]

@@ -123,8 +123,7 @@ def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
     """Whether the classes are the same; numbers stand for any names, and ImageNet's may be synsets or words."""
     names, others = [*map(composed_name, names)], [*map(composed_name, others)]
     numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
-    same = numbered or names == others or (is_imagenet(names) and is_imagenet(others))
-    return len(names) == len(others) and same
+    return len(names) == len(others) and (numbered or names == others or (is_imagenet(names) and is_imagenet(others)))
 
 
 def warn_of_order(names: list[str], others: list[str]) -> None:

@@ -165,8 +165,8 @@ def unlabelled(train: Path, val: Path) -> Splits:
 
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`: class folders. A single part of `imagenet` serves as both, with a warning."""
-    root, lacks, whole = data_root(config), "", (config.data.train, config.data.val)
-    place, found = (root, (None, None)) if None not in whole else find_folders(root)
+    root, lacks, whole = data_root(config), "", config.data.train and (config.data.val or config.data.held)
+    place, found = (root, (None, None)) if whole else find_folders(root)
     train, val = given_parts(config, root, found)
     if not config.data.labels:
         return unlabelled(train or root, val if train and val else train or root)

@@ -108,7 +108,8 @@ def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str],
 def lists(config: Config, name: str) -> Splits:
     """The data set at `data.root`: train_list.txt, val_list.txt and, if present, classes.txt."""
     root, lacks = data_root(config), ""
-    train, val = given_parts(config, root, find_lists(root))
+    whole = config.data.train and (config.data.val or config.data.held)
+    train, val = given_parts(config, root, (None, None) if whole else find_lists(root))
     if train is None or val is None:
         lacks = f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
         if val is None:

@@ -123,8 +123,7 @@ def check_answers(path: Path, image: np.ndarray, program: nn.Layer) -> None:
     found = session.run(None, {session.get_inputs()[0].name: image})
     with paddle.no_grad():
         expected = [output.numpy() for output in program(paddle.to_tensor(image))]
-    kinds = ["probabilities", *["weights"] * (len(expected) - 1)]
-    worst = max(map(output_difference, found, expected, kinds))
+    worst = max(map(output_difference, found, expected, ["probabilities", *["weights"] * (len(expected) - 1)]))
     if not worst <= TOLERANCE["fp32"]:
         raise UserError(f"ONNX Runtime does not give the model's own answers: they differ by {worst:.1e}.")
 

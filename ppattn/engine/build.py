@@ -107,8 +107,9 @@ def build_run(config: Config, resumed: str | None, extended: str | None = None) 
         raise UserError(f"train.best = {settings.best} is not measured on this data.")
     found = find_state(extended or resumed, Path(config.output))
 
-    model = build_model(config, splits, fresh=found is None)
-    teacher = build_teacher(config, model, splits)
+    with processes.in_turn():  # both may download weights
+        model = build_model(config, splits, fresh=found is None)
+        teacher = build_teacher(config, model, splits)
     if teacher:
         logger.info("the teacher is %s, weights %.12s", config.distill.teacher, teacher.digest)
         warn_leakage("distill.teacher", teacher.provenance, splits)
@@ -171,8 +172,8 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
     if settings.amp is None:
         return nullcontext, None
     device, dtype = paddle.get_device().partition(":")[0], DTYPES[settings.amp]
-    if device not in AUTOCAST:
-        needed = f"needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)})"
+    if device not in AUTOCAST or (device == "gpu" and dtype == "bfloat16" and not paddle.amp.is_bfloat16_supported()):
+        needed = f"needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}; bf16: Ampere or newer)"
         raise UserError(f"train.amp = {settings.amp} {needed}, not {device}: leave it at null.")
     paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
     logger.info(f"{dtype}; in float32 stay softmax, norms, loss and the normalised sums of the attention")

@@ -27,7 +27,7 @@ def criterion(settings: Loss, counts: np.ndarray) -> Callable[[Tensor, Tensor], 
 
     With class weights w and probabilities p: ce: -(sum_k w_k t_k) sum_k t_k log p_k; focal (Lin et al., 2017) with the
     factor (1 - p_k)^gamma in each term; bce: the mean over k of w_k times the binary cross-entropy of sigmoid and t_k.
-    "balanced" weights are n / (K n_k) for `counts` n_k, whose mean over the images is 1.
+    "balanced" weights are n / (K n_k) for `counts` n_k with sum n; their mean over the labels is 1.
     """
     chosen = settings.class_weights
     if settings.name == "ce" and chosen is None:

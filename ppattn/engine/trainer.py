@@ -78,7 +78,7 @@ def train(
 def train_steps(run: Run) -> dict:
     """All steps that are left, with an evaluation after each epoch; returns what summary.json holds."""
     settings, state, progress, loader = run.config.train, run.state, run.state.progress, run.loader
-    check_every = CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"]
+    check_every = max(1, CHECK_EVERY["cpu" if paddle.get_device() == "cpu" else "gpu"] // settings.accumulate)
     stop, first, result = settings.early_stop, progress.step, None
     losses: list[paddle.Tensor] = []  # since the last check
     if len(progress.history) < progress.step // loader.steps_per_epoch:  # the last evaluation was interrupted
@@ -88,8 +88,7 @@ def train_steps(run: Run) -> dict:
             epoch_begins = step % loader.steps_per_epoch == 0
             if stop and epoch_begins and progress.waited(stop.min_delta, run.best) >= stop.patience:
                 break
-            began = time.perf_counter()
-            done = step + 1
+            began, done = time.perf_counter(), step + 1
             log_due = done % settings.log_every == 0
             save_due = settings.save_every_steps is not None and done % settings.save_every_steps == 0
             epoch_ends = done % loader.steps_per_epoch == 0

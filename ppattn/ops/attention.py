@@ -109,8 +109,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor 
         return FUSED(q if math.isclose(factor, 1.0) else q * factor, k, v, dropout_p=drop)
     missing = -k.shape[1] % 8
     if missing:
-        empty = paddle.full([*mask.shape[:3], missing], EXCLUDED, mask.dtype)
-        mask = paddle.concat([mask, empty], axis=-1)
+        mask = paddle.concat([mask, paddle.full([*mask.shape[:3], missing], EXCLUDED, mask.dtype)], axis=-1)
         k, v = (paddle.concat([t, paddle.zeros([len(t), missing, *t.shape[2:]], t.dtype)], axis=1) for t in (k, v))
     return FUSED(q, k, v, attn_mask=mask.astype(q.dtype), dropout_p=drop, scale=scale)
 

@@ -8,7 +8,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import Tensor
 
-from ppattn.ops.dispatch import HALF, compiled, constant, eager, grad_mask, run
+from ppattn.ops.dispatch import CUDA_GRID, HALF, compiled, constant, eager, grad_mask, run
 from ppattn.ops.tensors import as_dtype
 
 COMPILED = (3, 5, 7, 9)  # sizes of the kernels
@@ -81,6 +81,10 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
         return run("depthwise_conv", v, square, None, *grid, 1, False, grad_mask(v, kernel))
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else the program is traced for any batch size
+    if known and batch > 1 and batch * channels >= CUDA_GRID:  # groups of the convolution below
+        half = batch // 2
+        first = dynamic_conv3x3(v[:half], kernel[:half], grid, num_prefix)
+        return paddle.concat([first, dynamic_conv3x3(v[half:], kernel[half:], grid, num_prefix)])
     x = v[:, num_prefix:] if num_prefix else v
     if not known or (v.dtype in HALF and eager() and v.place.is_cpu_place()):
         y = _sum_of_shifts(x, kernel, grid)

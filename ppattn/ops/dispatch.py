@@ -22,6 +22,7 @@ if FUSED is not None and "scale" not in inspect.signature(FUSED).parameters:  # 
     FUSED = None
 
 HALF = (paddle.float16, paddle.bfloat16)
+CUDA_GRID = 65_536  # Paddle's kernels cannot be launched for as many groups of a convolution or windows of attention
 _kernels: Kernels = "plain"
 _compiled, _reason = False, "ppattn.setup() was not called"  # and why they are off
 _traced = SimpleNamespace(marking=False)  # an object: Paddle's tracer copies the globals of a function once
@@ -94,8 +95,8 @@ def compiled(*tensors: Tensor | None) -> bool:
 
 
 def fused(x: Tensor) -> bool:
-    """Whether softmax attention of this tensor goes to Paddle's fused kernels; traced programs keep the plain form."""
-    if FUSED is None or not eager():
+    """Whether softmax attention of x [B, ...] goes to Paddle's fused kernels; traced programs keep the plain form."""
+    if FUSED is None or not eager() or len(x) >= CUDA_GRID:
         return False
     return _kernels == "fused" or (_kernels == "auto" and not x.place.is_cpu_place())
 

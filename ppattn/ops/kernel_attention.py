@@ -95,8 +95,7 @@ def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
     norm = paddle.sqrt((x * x).sum(axis=-1, keepdim=True) + tiny**2)
     power = 3.0 * (0.5 + paddle.tanh(norm))
     value = paddle.exp(power * paddle.log(paddle.clip(x.abs() / norm, min=tiny)))
-    parts = [value * (side > 0).astype(x.dtype) for side in (x, -x)]
-    return paddle.concat(parts, axis=-1).reshape([-1, n, 2 * c])
+    return paddle.concat([value * (side > 0).astype(x.dtype) for side in (x, -x)], axis=-1).reshape([-1, n, 2 * c])
 
 
 @full_precision

@@ -76,8 +76,7 @@ def interpolation_matrix(size: int, count: int, dtype: paddle.dtype, mode: str =
 def partition_windows(x: Tensor, height: int, width: int) -> Tensor:
     """[B, H, W, C] -> [B * G, height * width, C], the window index running fastest after the image."""
     w, c = x.shape[2:]
-    x = x.reshape([-1, height, w // width, width, c]).transpose([0, 2, 1, 3, 4])
-    return x.flatten(0, 1).flatten(1, 2)
+    return x.reshape([-1, height, w // width, width, c]).transpose([0, 2, 1, 3, 4]).flatten(0, 1).flatten(1, 2)
 
 
 def merge_windows(x: Tensor, hw: tuple[int, int], height: int, width: int) -> Tensor:

@@ -21,7 +21,7 @@ def setup(
     seed: Seed | None = None,
     kernels: Literal["auto", "fused", "plain"] | None = None,
 ) -> list[str]:
-    """Prepare this process for training or inference; returns lines for the log.
+    """Prepare this process for inference, or for training (`train` calls it by its config); returns lines for the log.
 
     Args:
         device: "auto" (a GPU or another accelerator if Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", "npu",
@@ -104,6 +104,6 @@ def _place(paddle, device: str) -> str:
         raise UserError(f"Device {device!r} is not available; this Paddle offers: auto, {there}.")
     selected = os.environ.get(f"FLAGS_selected_{name}s")  # set by paddle.distributed.launch
     if name != "cpu" and selected and not colon:
-        device = f"{name}:{selected}"
+        device = f"{name}:{selected.split(',')[0]}"
     paddle.set_device("cpu" if name == "cpu" else device)  # Paddle knows no number of that
     return paddle.get_device()

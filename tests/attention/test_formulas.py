@@ -182,7 +182,6 @@ def soft(p, x, spec, num_landmarks, newton_iters, landmarks="conv"):
 
 
 SLOPE = 0.01 if paddle.__version__ >= "3.2" else float(np.float32(0.01))  # Paddle 3.1 rounds it to float32
-LINEAR = {"elu": elu1, "exp": np.exp}
 PHI = {
     "identity": lambda x: x, "relu": lambda x: np.maximum(x, 0), "leakyrelu": lambda x: np.where(x > 0, x, SLOPE * x),
     "exp": lambda x: np.exp(0.2 * x),
@@ -190,7 +189,7 @@ PHI = {
 
 
 def linear(p, x, spec, kernel="elu"):
-    phi = LINEAR[kernel]
+    phi = {"elu": elu1, "exp": np.exp}[kernel]
     q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
     return normalised(phi(q), phi(k), v)
 
@@ -211,8 +210,7 @@ def inline(p, x, spec, kernel):
     phi = PHI[kernel]
     q, k, v = (heads(t, spec.num_heads) for t in np.split(linear_layer(p, "qkv", x), 3, -1))
     scores = phi(q) @ phi(k).swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    y = (scores - scores.mean(-1, keepdims=True) + 1) / q.shape[2] @ v
-    return merge(y) + predicted(p, x, v, spec)
+    return merge((scores - scores.mean(-1, keepdims=True) + 1) / q.shape[2] @ v) + predicted(p, x, v, spec)
 
 
 def polaformer(p, x, spec, polarity=True, gates=True):

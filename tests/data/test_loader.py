@@ -351,8 +351,7 @@ def test_shards_shuffle_resume_and_split(shards):
     assert not np.array_equal(shard_epoch(root, epoch=3)[0][1], whole[0][1])
     parts = [shard_epoch(root, rank=rank, world=2) for rank in (0, 1)]
     assert [len(part) for part in parts] == [6, 6]
-    both = [image.tobytes() for part in parts for batch, _ in part for image in batch]
-    assert len(set(both)) == 60
+    assert len({image.tobytes() for part in parts for batch, _ in part for image in batch}) == 60
     twice = [label for _, labels in shard_epoch(root, repeats=2) for label in labels.tolist()]
     assert len(twice) == 60 and twice[::2] == twice[1::2]
 

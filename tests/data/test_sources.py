@@ -127,6 +127,8 @@ def test_folder(folder):
     assert len(build("folder", folder).val) == 9
     swapped = build("folder", folder, train="test", val="train")
     assert (len(swapped.train), len(swapped.val)) == (9, 15)
+    os.rename(folder / "train", folder / "train_1"), shutil.copytree(folder / "train_1", folder / "train_2")
+    assert len(build("folder", folder, train="train_2", holdout=6).train) == 9
 
 
 def test_a_folder_without_labels_may_hold_images_anywhere(folder, tmp_path):
@@ -184,6 +186,9 @@ def test_list_files(folder):
         splits = build("list", folder)
         assert splits.classes == ["2", "0", "1"] and splits.train.labels.tolist() == [1, 0]
         (folder / name).unlink()
+    os.rename(folder / "train_list.txt", folder / "train_1.txt")
+    shutil.copy(folder / "val_list.txt", folder / "train_2.txt")
+    assert build("list", folder, train="train_1.txt", val="val_list.txt").train.labels.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(

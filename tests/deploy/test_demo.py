@@ -23,7 +23,6 @@ from tests.helpers.browser import browser, needs_browser, served
 
 pytestmark = pytest.mark.slow
 MODEL = "long_inline_deit_nano_cifar10"
-READY = "!document.querySelector('main').hidden"
 ANSWER = "[...document.querySelectorAll('#classes li')].map(li => [li.dataset.name, +li.dataset.score])"
 MESSAGE = "document.querySelector('#message').textContent"
 
@@ -71,7 +70,7 @@ def opened(page, window):
     """The window with the page of a folder."""
     with served(page) as address:
         window.open(address)
-        window.wait(READY)
+        window.wait("!document.querySelector('main').hidden")
         yield window
         assert window.problems() == []
 
@@ -87,8 +86,7 @@ def test_the_page_says_what_predict_says(page, window, tmp_path, capsys):
         for file, expected in zip(images, wanted, strict=True):
             window.upload("#file", file)
             window.wait(f"JSON.stringify({ANSWER}) !== arguments[0]", before)
-            before = window.run(f"return JSON.stringify({ANSWER})")
-            names, scores = zip(*json.loads(before), strict=True)
+            names, scores = zip(*json.loads(before := window.run(f"return JSON.stringify({ANSWER})")), strict=True)
             assert [*names] == [best["name"] for best in expected], file
             assert [*scores] == pytest.approx([best["score"] for best in expected], abs=1e-4), file
         assert window.run("return document.documentElement.scrollWidth") == 390

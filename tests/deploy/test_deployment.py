@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -59,12 +60,6 @@ PICTURES = {
 }  # fmt: skip
 
 
-def preprocess_of_the_example():
-    scope: dict = {}
-    exec((ROOT / "examples/serve/preprocess.py").read_text(), scope)
-    return scope["preprocess"]
-
-
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize(
     "settings",
@@ -75,7 +70,8 @@ def preprocess_of_the_example():
 )  # fmt: skip
 def test_the_preprocessing_of_the_example_is_ours(name, settings):
     ours = Preprocess(**settings)
-    found = preprocess_of_the_example()(Image.open(io.BytesIO(PICTURES[name])), **ours.to_dict())
+    example = runpy.run_path(ROOT / "examples/serve/preprocess.py")["preprocess"]
+    found = example(Image.open(io.BytesIO(PICTURES[name])), **ours.to_dict())
     expected = ours.batch([decode(PICTURES[name], name)])
     assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5  # a level is 0.017
 

@@ -113,8 +113,7 @@ def test_muon_takes_the_weights_of_linear_layers_in_the_blocks():
     """Not the matrix that mixes the blocks of MHLA, nor the classifier."""
     model = ppattn.create_model("deit_nano", attention="mhla", depth=1)
     optimizer = build_optimizer(config(optimizer={"name": "muon"}), model)
-    found = {name for name, p in model.named_parameters() if p.name in optimizer.matrices}
-    assert found == {*MATRICES}
+    assert {name for name, p in model.named_parameters() if p.name in optimizer.matrices} == {*MATRICES}
 
 
 def muon_direction(matrix):
@@ -159,15 +158,13 @@ def test_optimizer_against_float64(name, layer_decay):
     model = toy("pool" if layer_decay else "patch")
     options = {"name": name, "lr": 1e-2, "weight_decay": 0.3, "betas": [0.8, 0.95], "eps": 1e-6, "momentum": 0.7}
     more = {"layer_decay": layer_decay, "lr_scale": {"head.*": 3.0}, "muon_convs": bool(layer_decay)}
-    given = config(optimizer=options | more, train={"clip_grad": 0.5})
-    optimizer = build_optimizer(given, model)
+    optimizer = build_optimizer(config(optimizer=options | more, train={"clip_grad": 0.5}), model)
     scales = {key: (layer_decay or 1.0) ** (2 - i) for i, group in enumerate(model.layer_groups()) for key in group}
     scales |= {key: 3.0 * scale for key, scale in scales.items() if key.startswith("head.")}
     trained = {key: p for key, p in model.named_parameters() if not p.stop_gradient}  # BatchNorm has others
     values, state, rng = {k: p.numpy().astype("float64") for k, p in trained.items()}, {}, np.random.default_rng(1)
     for step in range(1, 8):
-        x = paddle.to_tensor(rng.normal(size=(6, 3, 8, 8)), "float32")
-        (model(x) ** 2).sum().backward()
+        (model(paddle.to_tensor(rng.normal(size=(6, 3, 8, 8)), "float32")) ** 2).sum().backward()
         grads = {key: p.grad.numpy().astype("float64") for key, p in trained.items()}
         optimizer.set_lr(1e-2 / step)
         optimizer.step()

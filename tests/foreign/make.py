@@ -114,8 +114,7 @@ def dinov2_features(model, size: int, patch: int, registers: bool) -> dict:
         patches = F.interpolate(patches, size=grid, mode="bicubic", antialias=True)
     else:
         patches = F.interpolate(patches, scale_factor=tuple((g + 0.1) / side for g in grid), mode="bicubic")
-    patches = patches.flatten(2).transpose(1, 2)
-    model.pos_embed = torch.nn.Parameter(torch.cat([table[:, :own], patches], dim=1))
+    model.pos_embed = torch.nn.Parameter(torch.cat([table[:, :own], patches.flatten(2).transpose(1, 2)], dim=1))
     other = [patch * g for g in grid]
     model.patch_embed.img_size, model.patch_embed.grid_size = tuple(other), grid
     return about | {"other_size": other, "other_features": features(images(0, 1, *other))}

@@ -86,12 +86,14 @@ def test_a_factor_other_than_that_of_paddle_is_applied():
     np.testing.assert_allclose(ops.softmax_attention(qkv, 2, 0.7).numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_programs_keep_the_plain_form(calls, tmp_path):
+def test_programs_and_too_many_windows_have_the_plain_form(calls, tmp_path, monkeypatch):
     ops.enable("fused")
     layer = ppattn.attention_layer("softmax", dim=8, num_heads=2, grid=(3, 4))
     layer.eval()
     program = paddle.jit.to_static(layer, [paddle.static.InputSpec([None, 12, 8], "float32")], full_graph=True)
     paddle.jit.save(program, str(tmp_path / "layer"))
+    monkeypatch.setattr(ops.dispatch, "CUDA_GRID", 2)
+    layer(paddle.randn([2, 12, 8]))
     assert not calls and "flash" not in (tmp_path / "layer.json").read_text()
 
 

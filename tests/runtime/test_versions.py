@@ -12,10 +12,12 @@ from setuptools import Distribution
 
 import ppattn
 from ppattn import ops
+from ppattn.engine.build import mixed_precision
 from ppattn.engine.optim import Muon
 from ppattn.errors import UserError
 from ppattn.ops import native, tracing
-from ppattn.runtime import cpu, environment
+from ppattn.runtime import cpu, environment, startup
+from ppattn.settings import Train
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -50,6 +52,16 @@ def test_models_exports_and_predictions_need_no_extra(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 2, done.stderr[-2000:]
     assert done.stderr.splitlines()[-1] == "error: The package sklearn is not installed: pip install 'ppattn[train]'"
+
+
+def test_what_only_gpus_meet(monkeypatch):
+    monkeypatch.setattr(startup, "devices", lambda: {"cpu": 1, "gpu": 4})
+    monkeypatch.setenv("FLAGS_selected_gpus", "2,3")  # as a launch with one process sets it
+    monkeypatch.setattr(paddle, "set_device", lambda device: monkeypatch.setattr(paddle, "get_device", lambda: device))
+    assert startup._place(paddle, "auto") == startup._place(paddle, "gpu") == "gpu:2"
+    with pytest.raises(UserError, match="train.amp = bf16 needs .*bf16: Ampere or newer"):  # a Volta or Turing
+        monkeypatch.setattr(paddle.amp, "is_bfloat16_supported", lambda: False)
+        mixed_precision(Train(amp="bf16"))
 
 
 def test_a_paddle_outside_the_tested_range(monkeypatch):
@@ -168,8 +180,7 @@ def test_mkl_is_told_the_instruction_set_that_the_processor_has(vendor, flags, v
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_setup_says_whether_the_setting_took_effect(late):
-    program = "import paddle\n"
-    program += "paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))\n" * late
+    program = "import paddle\n" + "paddle.matmul(paddle.ones([64, 64]), paddle.ones([64, 64]))\n" * late
     program += "import ppattn\nprint(ppattn.setup(device='cpu')[-2])"
     environment = {name: value for name, value in os.environ.items() if name != cpu.MKL_VARIABLE}
     said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment, cwd=ROOT)
