@@ -183,8 +183,7 @@ class Attention(nn.Layer):
     def finish(self, y: Tensor, parts: Any) -> Tensor:
         """Output projection and dropout of the sum y [B, N, C], times the gate if `parts` has one."""
         gate = getattr(parts, "gate", None)
-        y = y if gate is None else y * gate
-        return dropout(self.proj(y), self.spec.proj_drop, self.training)
+        return dropout(self.proj(y if gate is None else y * gate), self.spec.proj_drop, self.training)
 
     def next_state(self, parts: Any, context: Context) -> LayerState:
         """The state for the next layer."""
@@ -271,8 +270,8 @@ class AttentionLayer(nn.Layer):
         super().__init__()
         self.block, given = nn.Layer(), {"dim": dim, "num_heads": num_heads, "grid": grid, "num_prefix": num_prefix}
         check_arguments(AttentionLayer.__init__, given, f"attention_layer({name!r})")
-        grid = (grid, grid) if isinstance(grid, int) else (grid[0], grid[1])
-        spec = AttentionSpec(dim, num_heads, grid, num_prefix=num_prefix, qkv_bias=qkv_bias)
+        height, width = (grid, grid) if isinstance(grid, int) else grid
+        spec = AttentionSpec(dim, num_heads, (height, width), num_prefix=num_prefix, qkv_bias=qkv_bias)
         self.block.attn = build_attention(name, spec, options)
 
     def forward(self, x: Tensor, hw: tuple[int, int] | None = None) -> Tensor:

@@ -67,8 +67,7 @@ def adjust(image: Image.Image, which: int, amount: float) -> Image.Image:
 
 def color_jitter(image: np.ndarray, strengths: Sequence[float], rng: np.random.Generator) -> np.ndarray:
     """Brightness, contrast, saturation (factors in max(0, 1 - s)..1 + s) and hue (-s..s), in random order."""
-    picture = Image.fromarray(image)
-    draws = rng.random(4)
+    picture, draws = Image.fromarray(image), rng.random(4)
     for which in rng.permutation(len(strengths)):
         if strength := strengths[which]:
             low, high = (-strength, strength) if which == 3 else (max(0.0, 1 - strength), 1 + strength)

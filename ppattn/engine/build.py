@@ -174,8 +174,9 @@ def mixed_precision(settings: Train) -> tuple[Callable, paddle.amp.GradScaler | 
     device, dtype = paddle.get_device().partition(":")[0], DTYPES[settings.amp]
     if device not in AUTOCAST or (device == "gpu" and dtype == "bfloat16" and not paddle.amp.is_bfloat16_supported()):
         needed = f"needs a GPU or another device on which Paddle casts ({', '.join(AUTOCAST)}; bf16: Ampere or newer)"
-        raise UserError(f"train.amp = {settings.amp} {needed}, not {device}: leave it at null.")
-    paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
+        raise UserError(f"train.amp = {settings.amp} {needed}; this is {device}. Leave it at null.")
+    if paddle.is_compiled_with_cuda():
+        paddle.base.core.set_cublas_switch(False)  # no TF32: the sums that stay in float32 need its accuracy
     logger.info(f"{dtype}; in float32 stay softmax, norms, loss and the normalised sums of the attention")
     scaler = paddle.amp.GradScaler(init_loss_scaling=2.0**16) if settings.amp == "fp16" else None
     return partial(paddle.amp.auto_cast, level=settings.amp_level, dtype=dtype), scaler

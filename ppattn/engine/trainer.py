@@ -27,7 +27,7 @@ from ppattn.engine.state import checkpoint_worth
 from ppattn.errors import FULL_DISK, Preempted, UserError, verb_command
 from ppattn.settings import Config
 
-CHECK_EVERY = {"cpu": 1, "gpu": 10}  # steps between two checks of the loss, each of which waits for the device
+CHECK_EVERY = {"cpu": 1, "gpu": 10}  # micro-batches between two checks of the loss, each of which waits for the device
 WARMUP = 5  # first steps of a process, which no speed is measured on
 
 

@@ -81,12 +81,12 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
         return run("depthwise_conv", v, square, None, *grid, 1, False, grad_mask(v, kernel))
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else the program is traced for any batch size
-    if known and batch > 1 and batch * channels >= CUDA_GRID:  # groups of the convolution below
+    if known and batch > 1 and batch * channels >= CUDA_GRID and eager():  # groups of the convolution below
         half = batch // 2
         first = dynamic_conv3x3(v[:half], kernel[:half], grid, num_prefix)
         return paddle.concat([first, dynamic_conv3x3(v[half:], kernel[half:], grid, num_prefix)])
     x = v[:, num_prefix:] if num_prefix else v
-    if not known or (v.dtype in HALF and eager() and v.place.is_cpu_place()):
+    if not known or batch * channels >= CUDA_GRID or (v.dtype in HALF and eager() and v.place.is_cpu_place()):
         y = _sum_of_shifts(x, kernel, grid)
     else:
         groups = batch * channels

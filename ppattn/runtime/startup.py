@@ -21,7 +21,7 @@ def setup(
     seed: Seed | None = None,
     kernels: Literal["auto", "fused", "plain"] | None = None,
 ) -> list[str]:
-    """Prepare this process for inference, or for training (`train` calls it by its config); returns lines for the log.
+    """Prepare this process; returns lines for the log. `train` makes this call itself, with the settings of its config.
 
     Args:
         device: "auto" (a GPU or another accelerator if Paddle finds one, else the CPU), "cpu", "gpu", "gpu:1", "npu",
