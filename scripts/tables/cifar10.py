@@ -14,7 +14,7 @@ from scripts.tables.markdown import number, table
 from scripts.tables.runs import BACKBONES, RECIPES, SAME, Results, Row, adamw, by_tokens, local_terms, muon, unchanged
 from scripts.tables.speed import against_softmax, nano_times
 
-NAMED_RUNS = re.compile(r"first_recipe_inline|half_hour|long|notebook|\w+_15_epochs|\w+_nano_pool(_seed|$)")
+NAMED_RUNS = re.compile(r"first_recipe_inline|half_hour|long|notebook|\w+_15_epochs|\w+_nano_pool(_|$)")
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon", "adam": "Adam"}
 LOCAL_KEYS = {
     "both": (True, True),
