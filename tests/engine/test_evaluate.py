@@ -328,7 +328,7 @@ def several(root, form):
         for i in range(24):
             sets = rng.integers(0, 2, 3)
             sets[rng.integers(3)] = 1
-            Image.new("RGB", (8, 8), tuple((255 * sets).tolist())).save(root / part / f"{i}.png")
+            Image.new("RGB", (8, 8), tuple((sets * rng.integers(128, 256, 3)).tolist())).save(root / part / f"{i}.png")
             labels = sets.astype(str) if form == "0,1" else np.array(["red", "4 green", "blue"])[sets > 0]
             lines.append(f"{part}/{i}.png\t{','.join(labels)}\n")
         (root / f"{part}_list.txt").write_text("".join(lines))

@@ -229,7 +229,7 @@ def test_a_bad_batch_ends_the_run_and_the_replay_finds_it(tmp_path, monkeypatch,
 
     monkeypatch.setattr(TrainLoader, "_finish", finish)
     given = tiny(tmp_path, train={"save_every_steps": 3, "accumulate": 2, "ema": 0.9, "log_every": 100})
-    where = "at step 5 of epoch 1" if every == 1 else "at step 4 of epoch 1 to step 6 of epoch 1"
+    where = "at step 5 of epoch 1" if every == 1 else "at step 4 of epoch 1 to step 5 of epoch 1"
     with pytest.raises(UserError, match=rf"The loss is not finite {where}\. `ppattn debug --run {tmp_path}`"):
         trainer.train(given)
     before = (tmp_path / "checkpoints" / "latest.safetensors").read_bytes()
