@@ -404,12 +404,13 @@ class Measure:
 
     def errors(self, teacher: Backbone, student: Backbone) -> list[float]:
         """|student - teacher|^2 / |teacher|^2 of every attention's output on the teacher's input."""
-        sums = np.zeros([2, len(student.blocks_flat())])
+        blocks = student.blocks_flat()
+        sums = np.zeros([2, len(blocks)])
         with paddle.no_grad():
             for images, *_ in self.loader(self.some):
                 with recording_blocks(teacher.blocks_flat()) as calls:
                     teacher(paddle.to_tensor(images))
-                for i, (block, call) in enumerate(zip(student.blocks_flat(), calls, strict=True)):
+                for i, (block, call) in enumerate(zip(blocks, calls, strict=True)):
                     y = block.attend(call.x, call.hw, LayerState())[0]
                     sums[:, i] += float((y - call.y).square().sum()), float(call.y.square().sum())
         return (sums[0] / sums[1]).tolist()

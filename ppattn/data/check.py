@@ -30,7 +30,7 @@ def guess_data(root: Path) -> dict[str, str]:
         return {"name": "cifar100" if "100" in root.name else "cifar10"}
     if not root.is_dir():
         raise UserError(f"--data {str(root)!r} is not a folder with a data set, nor a CIFAR archive.")
-    if find_lists(root)[0]:
+    if find_lists(root)[1][0]:
         return {"name": "list"}
     place, parts = find_folders(root)
     classes, packed = parts[0] is not None, any(path.is_file() for path in named_shards(root, "train"))

@@ -4,7 +4,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +52,14 @@ def named_parts(places: list[Path], ending: str = "") -> Parts:
     return found if all(found) else (None, None)
 
 
-def given_parts(config: Config, root: Path, found: Parts) -> Parts:
-    """What `data.train` and `data.val` name within root, or what was found; `data.holdout` needs no second part."""
+def given_parts(config: Config, root: Path, find: Callable[[Path], tuple[Path, Parts]]) -> tuple[Path, Parts]:
+    """What `data.train` and `data.val` name within root, or what `find` does; `data.holdout` needs no second part."""
     given = {"train": config.data.train, "val": config.data.val}
     if missing := [what for what, name in given.items() if name is not None and not (root / name).exists()]:
         raise UserError(f"data.{missing[0]} = {given[missing[0]]!r} is not in {root}.")
+    place, found = (root, (None, None)) if config.data.train and (config.data.val or config.data.held) else find(root)
     train, val = (part if name is None else root / name for name, part in zip(given.values(), found, strict=True))
-    return train, train if config.data.held and val is None else val
+    return place, (train, train if config.data.held and val is None else val)
 
 
 def class_folders(folder: Path) -> dict[str, Path]:
@@ -165,9 +166,8 @@ def unlabelled(train: Path, val: Path) -> Splits:
 
 def folders(config: Config, name: str) -> Splits:
     """The data set at `data.root`: class folders. A single part of `imagenet` serves as both, with a warning."""
-    root, lacks, whole = data_root(config), "", config.data.train and (config.data.val or config.data.held)
-    place, found = (root, (None, None)) if whole else find_folders(root)
-    train, val = given_parts(config, root, found)
+    root, lacks = data_root(config), ""
+    place, (train, val) = given_parts(config, root, find_folders)
     if not config.data.labels:
         return unlabelled(train or root, val if train and val else train or root)
     if name == "imagenet" and train is None:  # but train/ needs its val/, or `best` would be chosen on training images

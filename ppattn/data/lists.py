@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ppattn.data.classes import check_names, composed_name, numbered_classes, read_classes, read_lines
-from ppattn.data.folders import data_root, given_parts, named_parts
+from ppattn.data.folders import Parts, data_root, given_parts, named_parts
 from ppattn.data.images import SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
 from ppattn.errors import UserError
@@ -23,9 +23,9 @@ IMAGE_NAME = re.compile(rf".*?({'|'.join(map(re.escape, SUFFIXES))})(?=\s)", re.
 Rows = tuple[list[str], list[str]]  # paths and labels as written
 
 
-def find_lists(root: Path) -> tuple[Path | None, Path | None]:
-    """The list files of both parts, by their usual names."""
-    return named_parts([path for path in root.iterdir() if path.is_file()], r"\.(txt|lst|tsv)")
+def find_lists(root: Path) -> tuple[Path, Parts]:
+    """The folder `root` and the list files of both parts in it, by their usual names."""
+    return root, named_parts([path for path in root.iterdir() if path.is_file()], r"\.(txt|lst|tsv)")
 
 
 def _read_list(path: Path, root: Path) -> Rows:
@@ -108,8 +108,7 @@ def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str],
 def lists(config: Config, name: str) -> Splits:
     """The data set at `data.root`: train_list.txt, val_list.txt and, if present, classes.txt."""
     root, lacks = data_root(config), ""
-    whole = config.data.train and (config.data.val or config.data.held)
-    train, val = given_parts(config, root, (None, None) if whole else find_lists(root))
+    _, (train, val) = given_parts(config, root, find_lists)
     if train is None or val is None:
         lacks = f"{root} has no train_list.txt and val_list.txt; data.train and data.val name other list files."
         if val is None:
