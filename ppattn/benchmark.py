@@ -239,7 +239,7 @@ def machine_report(threads: int | None) -> list[str]:
     setup, _, numpy, _, compiled, plain, _ = rows
     product_share, gain = ratio(setup, numpy), ratio(compiled, plain)
     slow = []
-    if product_share < cpu.SLOW:
+    if product_share < 0.6:
         advice = "it does not use all instructions of the processor. Install a version that ppattn is tested with"
         slow.append(f"Paddle's product runs at {100 * product_share:.0f} % of numpy's speed: {advice}.")
     if gain < 1.1:
