@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 
 from ppattn.backbones.base import Backbone, recording_blocks
@@ -78,16 +79,20 @@ def compare_data(name: str, config: Config, splits: Splits, classes: list[str], 
 
 def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teacher:
     """A teacher out of an exported folder, of any kind: it gives logits only."""
-    wanted = config.distill
-    name = f"The teacher {wanted.teacher}"
-    if wanted.blocks or wanted.attention or wanted.features:
+    name = f"The teacher {config.distill.teacher}"
+    if config.distill.blocks or config.distill.attention or config.distill.features:
         raise UserError(f"{name} is an exported program, which gives logits only: set the other factors to 0.")
-    predictor = Predictor(str(wanted.teacher))
+    predictor = Predictor(str(config.distill.teacher))
     shape, own = ([some.in_chans, *some.img_size] for some in (predictor.preprocess, student))
     if predictor.output == "features" or shape != own:
         raise UserError(f"{name} gives {predictor.output} for images of {shape}: export a classifier for {own}.")
     compare_data(name, config, splits, predictor.classes, predictor.preprocess)
-    run, digest = exported_runner(predictor), checksum(Path(str(wanted.teacher)) / ABOUT)
+    if small := config.augment.progressive_resize:
+        try:
+            predictor.run(np.zeros([1, student.in_chans, *np.broadcast_to(small.img_size, 2)], "float32"))
+        except UserError as error:
+            raise UserError(f"{name} does not fit augment.progressive_resize. {error}") from None
+    run, digest = exported_runner(predictor), checksum(predictor.folder / ABOUT)
     provenance = exported_provenance(predictor.source, name)
     return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, provenance)
 

@@ -32,8 +32,8 @@ def tune(threads: int | None = None) -> list[str]:
         # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD: freed memory is kept, not returned after each large operator.
         for parameter, value in {-3: 1 << 30, -1: 2**31 - 1, -2: 256 << 20}.items():
             libc.mallopt(parameter, value)
-    lines = [f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."]
-    return lines + ([check_mkl()] if processor else [])
+    settings = f"{threads} CPU thread(s), contiguous tensors, memory kept between operators."
+    return [settings, check_mkl()] if processor else [settings]
 
 
 def available_cores() -> int:

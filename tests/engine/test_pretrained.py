@@ -124,19 +124,20 @@ def test_a_teacher_may_be_a_file_that_convert_wrote(tmp_path):
 
 
 def test_an_exported_folder_teaches_by_its_logits(teacher, tmp_path):
-    exported = tmp_path / "exported"
-    assert main(["export", "--run", str(teacher), "--output", str(exported)]) == 0
-    for name, source in (("one", teacher), ("two", exported)):
+    out = tmp_path / "exported"
+    assert main(["export", "--run", str(teacher), "--output", str(out)]) == 0
+    for name, source in (("one", teacher), ("two", out)):
         trainer.train(student(tmp_path / name, source, distill={"teacher": str(source)}, train={"max_steps": 4}))
     one, two = (load_run(tmp_path / name)[1].state_dict() for name in ("one", "two"))
     assert all(np.abs(one[name].numpy() - two[name].numpy()).max() < 1e-4 for name in one)
     for changes, words in (
-        ({"distill": {"teacher": str(exported), "blocks": 1.0}}, "which gives logits only"),
-        ({"distill": {"teacher": str(exported)}, "model": {"img_size": 16}}, r"for images of \[3, 8, 8\]: export"),
-        ({"distill": {"teacher": str(exported)}, "model": {"in_chans": 1}}, r"a classifier for \[1, 8, 8\]"),
+        ({"distill": {"teacher": str(out), "blocks": 1.0}}, "which gives logits only"),
+        ({"distill": {"teacher": str(out)}, "model": {"img_size": 16}}, r"for images of \[3, 8, 8\]: export"),
+        ({"distill": {"teacher": str(out)}, "model": {"in_chans": 1}}, r"a classifier for \[1, 8, 8\]"),
+        ({"distill": {"teacher": str(out)}, "augment": {"progressive_resize": {"img_size": 6, "epochs": 1}}}, "6, 6"),
     ):
         with pytest.raises(UserError, match=words):
-            trainer.train(student(tmp_path / "run", exported, **changes))
+            trainer.train(student(tmp_path / "run", out, **changes))
 
 
 SMALL = ["train.epochs=1", "train.max_steps=2", "data.batch_size=4", "data.num_workers=0", "train.log_every=1"]
