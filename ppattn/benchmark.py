@@ -393,8 +393,11 @@ def serve(prepare: Callable[[], tuple[Callable[[], object], dict]]) -> None:
 
 
 def _peak_mb() -> float:
-    """Peak RSS of this process only (getrusage includes the parent's)."""
-    return int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
+    """Peak of a GPU's tensors, else peak RSS of this process only (getrusage includes the parent's)."""
+    import paddle
+
+    resident = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
+    return resident if paddle.get_device() == "cpu" else memory.peak_allocated() or resident
 
 
 def random_batches(batch: int, img_size: tuple[int, int], channels: int = 3) -> Iterator:
@@ -421,7 +424,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
 
     if spec.engine == "gemm":
         a = paddle.randn([2048, 2048])
-        return lambda: paddle.matmul(a, a).numpy(), facts
+        return lambda: paddle.matmul(a, a)[0, 0].numpy(), facts
     if spec.engine == "numpy_product":
         a = np.random.default_rng(0).standard_normal((2048, 2048), "float32")
         return lambda: a @ a, facts
@@ -445,7 +448,7 @@ def prepare_step(spec: Spec) -> tuple[Callable[[], object], dict]:
         facts["answer"] = infer()[0, :10].tolist()
     if spec.mode == "infer":
         return infer, facts
-    labels = paddle.arange(spec.batch) % model.num_classes
+    labels = paddle.arange(spec.batch) % (model.num_classes or model.feat_channels[-1])
     optimizer = paddle.optimizer.AdamW(1e-4, parameters=model.parameters(), weight_decay=0.05)
     model.train()
 

@@ -38,6 +38,7 @@ from ppattn.backbones.base import AttentionCall, Backbone, Block, recording_bloc
 from ppattn.benchmark import measure_costs
 from ppattn.config import config_differences, load_config, make_config, merged_config, override_config
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
+from ppattn.data.check import guess_data
 from ppattn.data.sources import own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import compare_features, evaluate, model_runner
@@ -92,8 +93,7 @@ class Request:
 
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
-    """The config that `linearize` works with: a YAML file's settings, or the teacher's own, with `overrides`, other
-    `data` (a folder or archive) and the run folder of the result."""
+    """A YAML file's settings, or the teacher's own, with `overrides`, other `data` and the run folder of the result."""
     if ignored := [item for item in overrides if item.startswith(("model.", "train.epochs="))]:
         raise UserError(f"-o {ignored[0]} has no effect in linearize: see --to, --options and --epochs.")
     settings, _, classes, _ = load_run(model)
@@ -105,7 +105,8 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["distill"] |= {"labels": 0.0, "logits": 0.0, "features": 1.0}
     tree["model"] = settings.model.model_dump()
     if data is not None:
-        tree["data"]["root"] = data
+        own = tree["data"]["name"] in ("digits", "cifar10", "cifar100")  # a data set of its own, not a kind of folder
+        tree["data"] |= {"root": data} | (guess_data(Path(data)) if own else {})
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override_config(tree | {"output": output}, overrides)
     if found.data.held:

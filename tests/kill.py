@@ -2,9 +2,8 @@
 
 python tests/kill.py --count 20 --seed 0
 
-Every third run has two processes. A run is killed once or twice, with SIGKILL: at a random moment (with two processes:
-one of them, or both and the launcher), or inside a checkpoint write. Then it is resumed with `--resume auto` to its
-end. The exit code is 1 if any run differs from the undisturbed one.
+Every third run has two processes. A run is killed once or twice, with SIGKILL: at a random moment (of two processes one
+or both and the launcher), or inside a checkpoint write. Then it is resumed to its end. Exit code 1: a run differs.
 """
 
 import argparse

@@ -24,10 +24,8 @@ from tests.kill import finish, result_of
 STEPS = 60
 MODEL = {"name": "deit_nano", "img_size": 8, "patch_size": 2, "embed_dim": 12, "depth": 2, "num_heads": 3}
 DROPPED = MODEL | {"drop_rate": 0.1, "drop_path_rate": 0.2}
-MIXED = {
-    "random_resized_crop": {}, "rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.5, "mixup": 0.8,
-    "cutmix": 1.0,
-}  # fmt: skip
+MIXED = {"random_resized_crop": {}, "rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.5}
+MIXED |= {"mixup": 0.8, "cutmix": 1.0}
 SHARDS = {"name": "shards", "root": "DATA/shards", "batch_size": 16, "shuffle_buffer": 50, "num_workers": 2}
 RUNS: dict[str, dict] = {
     "plain": {},
@@ -39,7 +37,7 @@ RUNS: dict[str, dict] = {
     "shards": {"data": SHARDS, "augment": {"horizontal_flip": 0.5, "mixup": 0.8}},
     "two processes": {"data": {"batch_size": 30}, "model": {"attention": "inline"}, "train": {"accumulate": 2}},
     "shards, two processes": {"data": SHARDS | {"batch_size": 8}},
-    "holdout and early stop": {
+    "holdout": {
         "data": {"holdout": 237, "batch_size": 100},
         "train": {"early_stop": {"patience": 2, "min_delta": 0.1}},
     },

@@ -195,6 +195,8 @@ def test_another_seed_holds_out_the_same_images(teacher, tmp_path):
     images = held_out()
     assert len(images) == 143 and np.array_equal(images, held_out("train.seed=6"))
     assert not np.array_equal(images, held_out("data.holdout_seed=6"))
+    fill(tmp_path, ["train", "val"], ("bee", "wasp"), 6, (9, 9, 3))
+    assert base_config("softmax_deit_nano_cifar10", None, str(tmp_path), "run", []).data.name == "folder"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def run(args: Namespace) -> None:
     ppattn.setup(args.device, seed=0)
     from ppattn.analysis import verbs
     from ppattn.data import build_datasets
-    from ppattn.data.classes import same_classes, warn_of_order
+    from ppattn.engine.evaluate import match_classes
     from ppattn.files.atomic import check_links, write_json
     from ppattn.plots.figure import run_names
     from ppattn.trained import load_run
@@ -41,10 +41,8 @@ def run(args: Namespace) -> None:
             splits = build_datasets(config)
         except UserError as error:
             raise UserError(f"{error} Or name pictures of your own: --images PICTURE|FOLDER ...") from None
-        if model.num_classes and not same_classes(classes, splits.classes):
-            raise UserError(f"{folder} was trained with other classes than those of {config.data.location}.")
-        if model.num_classes:
-            warn_of_order(classes, splits.classes)
+        if model.num_classes and splits.classes:
+            match_classes(splits, classes)
         count = min(ANALYSES[args.analysis], len(splits.val)) if number is None else int(number)
         subjects.append(verbs.Subject(name, model, preprocess, splits, count))
     first = Path(args.run[0])

@@ -192,7 +192,7 @@ def _write(
 
 def _describe(name: str, plan: Plan, work: Path, report: dict, source: dict) -> None:
     """Write ppattn.json about the other files in the folder, and PaddleX's description."""
-    text, report["paddlex"] = paddlex_config(name, plan.preprocess, plan.classes)
+    text, report["paddlex"] = paddlex_config(name, plan.preprocess, plan.classes, plan.output)
     about = {"model": name, **vars(plan), **report, "source": source}
     if plan.format != "onnx":
         about["config_calls"] = CALLS[report["engine"]]  # that any program makes on paddle.inference.Config

@@ -69,11 +69,11 @@ def check_operators(program: Path) -> None:
         raise UserError(f"{program} reads or writes files or runs code ({', '.join(harmful[:5])}): not opened.")
 
 
-def paddlex_config(model: str, preprocess: Preprocess, classes: list[str]) -> tuple[str, str | None]:
+def paddlex_config(model: str, preprocess: Preprocess, classes: list[str], output: str) -> tuple[str, str | None]:
     """`inference.yml` for PaddleX and PaddleClas, which repeats the preprocessing, or why it cannot: (text, reason)."""
     height, width = preprocess.img_size
-    if not classes:
-        return "", "it has no pipeline for features"
+    if output != "probabilities":
+        return "", f"it has no pipeline for {output}"
     if preprocess.in_chans != 3:
         return "", "its operators make images of three channels"
     if preprocess.max_value:

@@ -42,8 +42,8 @@ class Predictor:
             export without a Paddle program, so that scores do not change from machine to machine.
 
     Attributes: `output` ("probabilities", "logits" or "features"), `classes` (names in the order of the outputs),
-    `source`, `preprocess`, `format`, `precision` and `sigmoid` as exported, and the `engine` that runs. Raises
-    `UserError` for a folder that is no export, incomplete, changed or of other answers, and an engine that cannot run.
+    `source`, `preprocess`, `format`, `precision`, `sigmoid` and `stride` (None: one size of images) as exported, and
+    the `engine` that runs. Raises `UserError` for an incomplete or changed export, other answers, or a wrong engine.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Predictor:
         self.output, self.classes, self.sigmoid = about.output, about.classes, about.sigmoid
         self.preprocess, self.source = Preprocess(**about.preprocess), about.source
         self.format, self.precision = about.format, about.precision
-        self._stride, self._threads = about.stride if about.dynamic_size else None, threads
+        self.stride, self._threads = about.stride if about.dynamic_size else None, threads
         path = self.folder / GOLDEN
         wanted = "what export wrote; export the model again"
         with reading_untrusted(path, wanted), np.load(path, allow_pickle=False) as golden:
@@ -131,7 +131,7 @@ class Predictor:
     def run(self, batch: np.ndarray) -> np.ndarray:
         """Preprocessed images [B, C, H, W] -> probabilities [B, K], whose rows sum to 1, or features; all float32."""
         batch = np.asarray(batch, np.float32)
-        channels, stride, (height, width) = self.preprocess.in_chans, self._stride, self.preprocess.img_size
+        channels, stride, (height, width) = self.preprocess.in_chans, self.stride, self.preprocess.img_size
         wanted, fits = f"{channels}, {height}, {width}]", batch.shape[1:] == (channels, height, width)
         if stride:
             wanted = f"{channels}, H, W], H and W multiples of {stride}"

@@ -14,6 +14,7 @@ import paddle
 from ppattn import cost, weights
 from ppattn.config import make_config
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
+from ppattn.data.classes import is_imagenet
 from ppattn.data.sources import shared_images
 from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
@@ -245,19 +246,18 @@ def warn_leakage(key: str, source: Provenance | None, splits: Splits) -> None:
 
 
 def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) -> list[str]:
-    """For the log, where a weights file was trained with something else that shapes cannot show; `UserError` for
-    another attention than the config names, and for a classifier of other classes."""
-    wanted, classes, pixels = config.model, metadata.classes, metadata.preprocess
+    """Lines for the log about other training than the config's; `UserError` for another attention or other classes."""
+    wanted, classes, pixels = config.model, metadata.classes, metadata.preprocess or metadata.config.get("data", {})
     differs, keys = other_attention(metadata, wanted.model_dump()), ("attention", "attention_options", "num_heads")
     if differs and not wanted.arguments().keys() & {*keys}:
         raise UserError(f"model.weights {differs}; set {' or '.join(f'model.{key}' for key in keys)}.")
     warn_leakage("model.weights", provenance(metadata), splits)
-    if len(classes) == len(splits.classes) and classes != list(splits.classes) and not wanted.reset_head:
+    same = classes == [*splits.classes] or (is_imagenet(classes) and is_imagenet([*splits.classes]))
+    if len(classes) == len(splits.classes) and not same and not wanted.reset_head:
         a, b = next(pair for pair in zip(classes, splits.classes, strict=True) if pair[0] != pair[1])
-        others = f"The classifier of model.weights is of other classes or another order, {a!r} where the data has {b!r}"
-        raise UserError(f"{others}. {NEW_HEAD}")
+        raise UserError(f"model.weights has other classes or another order: {a!r} where the data has {b!r}. {NEW_HEAD}")
     lines = [f"model.weights {differs}"] if differs else []
     for key, given in (("mean", splits.mean), ("std", splits.std)):
-        if key in pixels and [*map(float, pixels[key])] != [*map(float, given)]:
+        if pixels.get(key) and [*map(float, pixels[key])] != [*map(float, given)]:
             lines.append(f"the weights were trained on pixels of {key} {pixels[key]}, data.{key} is {list(given)} here")
     return lines

@@ -71,8 +71,7 @@ def summarize(run: Run, history: list[dict], result: Evaluation | None) -> dict:
     summary |= {"epochs": progress.step // run.loader.steps_per_epoch, "steps": progress.step}
     summary |= {"seconds": round(time.monotonic() - run.began, 1)}
     summary |= {"images_per_second": round(statistics.median(speeds), 2) if speeds else None}
-    summary |= {"params": cost.params(run.state.model), "macs": macs}
-    summary |= {"train_pflop": train_pflop(run, macs) if macs is not None else None}
+    summary |= {"params": cost.params(run.state.model), "macs": macs, "train_pflop": macs and train_pflop(run, macs)}
     summary |= {key: history[-1][key] for key in SCORES[2:] if key in history[-1]}
     write_metrics(run, history, last=True)
     if outputs.main:

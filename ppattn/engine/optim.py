@@ -79,6 +79,7 @@ def build_optimizer(config: Config, model: paddle.nn.Layer) -> paddle.optimizer.
             by_name[name].optimize_attr["learning_rate"] *= factor
     common = {"learning_rate": options.lr, "parameters": parameters, "weight_decay": options.weight_decay}
     common["grad_clip"] = paddle.nn.ClipGradByGlobalNorm(clip) if clip else None
+    paddle.nn.clip._clip_by_global_norm_using_mp_type(True)  # the norm of gradients in half precision is a float32
     if options.name == "sgd":
         return paddle.optimizer.Momentum(momentum=options.momentum, **common)
     common |= {"beta1": options.betas[0], "beta2": options.betas[1], "epsilon": options.eps}

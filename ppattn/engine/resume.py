@@ -113,7 +113,7 @@ def extend(state: State, found: Found, facts: RunFacts) -> None:
         before, now = make_config(saved.config), make_config(facts.config)
         for key, one, other in (
             ("optimizer.name", before.optimizer.name, now.optimizer.name),
-            ("train.amp", before.train.amp, now.train.amp),
+            ("train.amp with train.amp_level", *((t.amp, t.amp and t.amp_level) for t in (before.train, now.train))),
             ("train.ema being set", before.train.ema is not None, now.train.ema is not None),
             ("the list of classes", saved.classes, facts.classes),
             ("model.freeze", before.model.freeze, now.model.freeze),

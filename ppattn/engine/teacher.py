@@ -4,7 +4,6 @@ import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import paddle
 
 from ppattn.backbones.base import Backbone, recording_blocks
@@ -87,14 +86,10 @@ def exported_teacher(config: Config, student: Backbone, splits: Splits) -> Teach
     if predictor.output == "features" or shape != own:
         raise UserError(f"{name} gives {predictor.output} for images of {shape}: export a classifier for {own}.")
     compare_data(name, config, splits, predictor.classes, predictor.preprocess)
-    if small := config.augment.progressive_resize:
-        try:
-            predictor.run(np.zeros([1, student.in_chans, *np.broadcast_to(small.img_size, 2)], "float32"))
-        except UserError as error:
-            raise UserError(f"{name} does not fit augment.progressive_resize. {error}") from None
-    run, digest = exported_runner(predictor), checksum(predictor.folder / ABOUT)
-    provenance = exported_provenance(predictor.source, name)
-    return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), digest, provenance)
+    if config.augment.progressive_resize and not predictor.stride:
+        raise UserError(f"{name} takes one image size: export it with --dynamic-size for augment.progressive_resize.")
+    run, provenance = exported_runner(predictor), exported_provenance(predictor.source, name)
+    return Teacher(lambda images: paddle.to_tensor(run(images.numpy())), checksum(predictor.folder / ABOUT), provenance)
 
 
 def _block_shapes(model: Backbone, like: Backbone) -> list[list[int]]:

@@ -63,7 +63,10 @@ def depthwise_conv(
     x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
     # One transpose: between two of them, oneDNN's passes lose the shape of a reshape.
     x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
-    weight = as_dtype(weight, x.dtype)  # of a model in half precision, where x is not
+    if eager() and len(v) > 1 and len(v) * share >= CUDA_GRID:  # images of the convolution below
+        (first, second), rest = v.tensor_split(2), (weight, bias, grid, num_prefix, per_head, skip)
+        return paddle.concat([depthwise_conv(first, *rest), depthwise_conv(second, *rest)])
+    weight = as_dtype(weight, x.dtype) if weight.dtype in HALF else weight  # autocast convolves half x in float32
     y = F.conv2d(x.reshape([-1, kernels, *grid]), weight, bias, padding=k // 2, groups=kernels)
     if per_head:
         y = y.reshape([-1, share, kernels, tokens]).transpose([0, 3, 2, 1]).flatten(2)
@@ -82,9 +85,8 @@ def dynamic_conv3x3(v: Tensor, kernel: Tensor, grid: tuple[int, int], num_prefix
     batch, _, channels = v.shape
     known = isinstance(batch, int) and batch > 0  # else the program is traced for any batch size
     if known and batch > 1 and batch * channels >= CUDA_GRID and eager():  # groups of the convolution below
-        half = batch // 2
-        first = dynamic_conv3x3(v[:half], kernel[:half], grid, num_prefix)
-        return paddle.concat([first, dynamic_conv3x3(v[half:], kernel[half:], grid, num_prefix)])
+        (v1, v2), (k1, k2) = v.tensor_split(2), kernel.tensor_split(2)
+        return paddle.concat([dynamic_conv3x3(v1, k1, grid, num_prefix), dynamic_conv3x3(v2, k2, grid, num_prefix)])
     x = v[:, num_prefix:] if num_prefix else v
     if not known or batch * channels >= CUDA_GRID or (v.dtype in HALF and eager() and v.place.is_cpu_place()):
         y = _sum_of_shifts(x, kernel, grid)

@@ -82,8 +82,7 @@ def check_mkl() -> str:
     x = np.float32(1 + 3 * 2.0**-13)  # x * x needs more than 24 bits
     left = x * np.eye(64, k=1, dtype="float32")
     left[:, 0] = -x * x
-    right = np.full((64, 64), x, "float32")
-    right[0] = 1  # the rows of the product are x * x - round(x * x), but for the last one
+    right = np.array([[1]] + 63 * [[x]], x.dtype).repeat(64, 1)  # the product's rows but one: x * x - round(x * x)
     setting = f"{MKL_VARIABLE}={os.environ[MKL_VARIABLE]}"
     if np.any(paddle.matmul(paddle.to_tensor(left, place="cpu"), paddle.to_tensor(right, place="cpu")).numpy()[:-1]):
         return f"{setting} is set: Paddle's MKL uses the vector instructions of this processor."

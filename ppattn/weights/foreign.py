@@ -103,6 +103,8 @@ def convert(model: Any, path: str | Path, allow: Iterable[str] = (), part: str |
         classes = f"--num-classes {arrays['head.bias'].size} keeps it" if "head.bias" in arrays else "the file has none"
         advice = f"The classifier: {classes}, --num-classes 0 leaves it out, --allow head starts with a new one."
         report = assign(model, arrays, str(path), allow=allow, advice=advice)
+        if windows := [line for line in report.resized if line.startswith("stages.0.blocks.0.bias.")]:
+            raise UserError(f"{path} has windows of another size than {model.name}: {windows[0]}.")
     report.source = f"{path}, {here}"
     report.unused += left
     report.constants |= source.constants

@@ -76,7 +76,7 @@ class Check:
     def golden_half(self) -> Any:
         if self.small:
             raise NotTried("Paddle casts on GPUs only; tests/test_half.py emulates it on the CPU")
-        found = {dtype: self.figures("half", dtype) for dtype in LIMIT}
+        found = {dtype: self.figures("half", dtype, exact=True) for dtype in LIMIT}
         if not all(value <= limit for dtype, limit in LIMIT.items() for value in found[dtype].values()):
             raise RuntimeError(f"beyond the limit: {found}")
         return found

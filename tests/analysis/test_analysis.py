@@ -18,7 +18,7 @@ from ppattn.cli.analyze import ANALYSES
 from ppattn.data import Preprocess
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError
-from tests.helpers.data_sets import write_image
+from tests.helpers.data_sets import fill, write_image
 
 SMALL = {"embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 3, "patch_size": 4}
 
@@ -343,6 +343,8 @@ def test_pictures_of_ones_own_need_no_data_set(tmp_path, monkeypatch, capsys):
     assert main("analyze", ["rollout", *run, "--images", "photos", "photos/owl.png"]) == 0
     rows = json.loads((tmp_path / "out/rollout.json").read_text())["runs"]["softmax_deit_nano_cifar10"]
     assert [row["class"] for row in rows] == ["fox", "owl", "owl"]
+    fill(tmp_path / "data", ["train", "val"], ("ship", "cat"), 2, (20, 30, 3))  # two of the model's classes
+    assert main("analyze", ["maps", *run, "--images", "2", "-o", "data.name=folder", "data.root=data"]) == 0
     for call, words in (
         (["maps", *run, "-o", "data.download=false"], "--images PICTURE"),
         (["mask", *run, "--images", "photos"], "needs images with labels"),

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow
 
 MODULES = [name for name in golden.CASES if name.startswith("mod_")]
 SHRUNKEN = [name for name in golden.CASES if name.startswith("shrunk_") and "dinov3" not in name]
-FULL = [name for name in golden.CASES if name.startswith("full_")]
 
 
 def test_generator_reproduces_its_own_figures():
@@ -128,7 +127,7 @@ def test_shrunken_models_equal_official_in_float32(name):
     assert misses(case, build(case), "float32", case["tolerance"]) == []
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [name for name in golden.CASES if name.startswith("full_")])
 def test_released_models_equal_official(name):
     case = golden.CASES[name]
     with paddle.no_grad():

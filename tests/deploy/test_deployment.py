@@ -77,9 +77,10 @@ def test_the_preprocessing_of_the_example_is_ours(name, settings):
 
 
 def test_what_paddlex_cannot_prepare_is_said():
-    assert paddlex_config("m", Preprocess((32, 32)), NAMES)[1] is None
+    assert paddlex_config("m", Preprocess((32, 32)), NAMES, "probabilities")[1] is None
+    assert paddlex_config("m", Preprocess((32, 32)), NAMES, "logits") == ("", "it has no pipeline for logits")
     for preprocess in (Preprocess((32, 32), in_chans=1), Preprocess((32, 47), crop_keep_aspect=True)):
-        text, reason = paddlex_config("m", preprocess, NAMES)
+        text, reason = paddlex_config("m", preprocess, NAMES, "probabilities")
         assert text == "" and reason
 
 

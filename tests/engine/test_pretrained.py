@@ -6,13 +6,14 @@ import pytest
 from scipy.special import log_softmax, rel_entr, softmax
 
 import ppattn
-from ppattn import weights
+from ppattn import weights, zoo
 from ppattn.cli import main
 from ppattn.config import make_config
 from ppattn.data.cifar import CIFAR
+from ppattn.data.classes import _imagenet
 from ppattn.data.splits import Splits
 from ppattn.engine import trainer
-from ppattn.engine.build import build_model
+from ppattn.engine.build import build_model, compare_weights
 from ppattn.engine.loss import ModelWithLoss
 from ppattn.errors import UserError
 from ppattn.settings import Config, Distill
@@ -134,7 +135,10 @@ def test_an_exported_folder_teaches_by_its_logits(teacher, tmp_path):
         ({"distill": {"teacher": str(out), "blocks": 1.0}}, "which gives logits only"),
         ({"distill": {"teacher": str(out)}, "model": {"img_size": 16}}, r"for images of \[3, 8, 8\]: export"),
         ({"distill": {"teacher": str(out)}, "model": {"in_chans": 1}}, r"a classifier for \[1, 8, 8\]"),
-        ({"distill": {"teacher": str(out)}, "augment": {"progressive_resize": {"img_size": 6, "epochs": 1}}}, "6, 6"),
+        (
+            {"distill": {"teacher": str(out)}, "augment": {"progressive_resize": {"img_size": 6, "epochs": 1}}},
+            "one image",
+        ),
     ):
         with pytest.raises(UserError, match=words):
             trainer.train(student(tmp_path / "run", out, **changes))
@@ -189,7 +193,7 @@ def test_recipes_take_the_published_weights(images, tmp_path, monkeypatch):
     assert after["head.weight"].shape == (192, 2) and "deit_tiny.safetensors" in log and "resized: pos_embed" in log
 
 
-def test_weights_of_another_attention_are_refused_or_told(caplog):
+def test_weights_of_another_attention_are_refused_or_told(caplog, tmp_path):
     """Linear attention has the parameters of softmax; the file says what it was trained with."""
 
     def lines(model: dict, **pixels) -> list[str]:
@@ -210,6 +214,11 @@ def test_weights_of_another_attention_are_refused_or_told(caplog):
     options = {"attention": "linear", "attention_options": {"kernel": "exp"}}
     assert any("built with attention_options {'kernel': 'exp'}" in line for line in lines(options, **cifar))
     assert any("trained on pixels of mean [0.4914" in line for line in lines({"attention": "linear"}))
+    tensors, metadata = weights.read(zoo.weights_file("linear_deit_nano_cifar10"))
+    metadata["config"]["data"] |= {"mean": [0.5, 0.5, 0.5]}
+    weights.save(tmp_path / "w.safetensors", tensors, metadata | {"preprocess": {}})  # as `convert` writes it
+    said = lines({"attention": "linear", "weights": str(tmp_path / "w")}, **cifar)
+    assert any("trained on pixels of mean [0.5, 0.5, 0.5]" in line for line in said)
 
 
 def test_the_classifier_of_other_classes_is_not_kept(caplog):
@@ -221,3 +230,6 @@ def test_the_classifier_of_other_classes_is_not_kept(caplog):
     caplog.set_level("INFO", "ppattn")
     model = build_model(make_config({"model": config | {"reset_head": True}}), splits, fresh=True)
     assert "left at initial values: head.weight; head.bias" in caplog.messages and model.num_classes == 10
+    synsets, words = ([*names] for names in zip(*_imagenet(), strict=True))
+    splits = Splits(numbered(1), numbered(1), synsets)
+    assert not compare_weights(weights.Metadata(classes=words), make_config({"model": {"name": "deit_nano"}}), splits)

@@ -76,16 +76,14 @@ def test_every_heading_of_the_chinese_report_is_chinese(runs, tmp_path):
     assert ("Curves", "曲线") in pairs and ("training loss", "训练损失") in pairs
 
 
-ODD = [
-    ("config.yaml", "5"), ("config.yaml", "a: &a [*a]"), ("config.yaml", "1: 2"), ("metrics.csv", "epoch,lr\nx,y\n"),
-    ("env.json", "[]"), ("env.json", "[" * 9999), ("summary.json", "5"), ("summary.json", '{"best_top1": "much"}'),
-    ("summary.json", "{"), ("summary.json", '{"steps": [1]}'), ("eval/metrics.json", "[1]"),
-    ("eval/metrics.json", '{"top1": {}}'), ("eval/per_class.csv", "class\nx\n"),
-    ("eval/per_class.csv", "class,accuracy\nx,y\n"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content"), ODD)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.yaml", "5"), ("config.yaml", "a: &a [*a]"), ("config.yaml", "1: 2"), ("metrics.csv", "epoch,lr\nx,y\n"),
+     ("env.json", "[]"), ("env.json", "[" * 9999), ("summary.json", "5"), ("summary.json", '{"best_top1": "much"}'),
+     ("summary.json", "{"), ("summary.json", '{"steps": [1]}'), ("eval/metrics.json", "[1]"),
+     ("eval/metrics.json", '{"top1": {}}'), ("eval/per_class.csv", "class\nx\n"),
+     ("eval/per_class.csv", "class,accuracy\nx,y\n")],
+)  # fmt: skip
 def test_odd_content_of_a_run_folder_is_one_sentence(runs, name, content, tmp_path, refused):
     shutil.copytree(runs[0], tmp_path / "run")
     (tmp_path / "run" / name).write_text(content)

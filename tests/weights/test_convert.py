@@ -24,10 +24,8 @@ from tests.helpers import golden_data as golden
 from tests.helpers.foreign import FOLDER, SHAPE, agree, changed, converted, facts, images_of, small_deit, source
 
 CASES = sorted(path.stem for path in FOLDER.glob("*.json"))
-LIBRARY = {
-    "timm_deit": "the authors or timm", "timm_dinov2": "the authors or timm", "timm_dinov2_reg": "the authors or timm",
-    "timm": "timm", "torchvision": "torchvision", "transformers": "transformers", "paddleclas": "PaddleClas",
-}  # fmt: skip
+LIBRARY = dict.fromkeys(("timm_deit", "timm_dinov2", "timm_dinov2_reg"), "the authors or timm") | {"timm": "timm"}
+LIBRARY |= {"torchvision": "torchvision", "transformers": "transformers", "paddleclas": "PaddleClas"}
 
 
 def test_weights_go_back_to_timm_as_they_were(tmp_path, capsys):
@@ -146,15 +144,15 @@ def test_the_constants_of_a_library_matter_and_can_be_overruled(tmp_path):
 
 
 FC1, TOKEN = "blocks.1.mlp.fc1.weight", np.zeros((1, 1, 24), "float32")
+DISTILLED = {"deit.embeddings.distillation_token": TOKEN}
 CHANGES = {
     "timm_deit, distilled": (lambda own: own | {"dist_token": TOKEN}, "distillation token, which no model here has"),
     "paddleclas_deit, distilled": (lambda own: own | {"dist_token": TOKEN}, "distillation token, which"),
     "transformers_deit, distilled": (
-        lambda own: (
-            {n.replace("vit.", "deit."): a for n, a in own.items()} | {"deit.embeddings.distillation_token": TOKEN}
-        ),
+        lambda own: DISTILLED | {n.replace("vit.", "deit."): a for n, a in own.items()},
         "distillation token, which",
     ),
+    "timm_swin, big": (lambda own: {n: a.repeat(9, 0) if "bias_t" in n else a for n, a in own.items()}, "another size"),
     "paddleclas_deit, transposed in part": (lambda own: own | {FC1: own[FC1].T}, "in both layouts"),
     "timm_deit, quantised": (
         lambda own: own | {FC1: (100 * own[FC1]).astype("int8")},
@@ -182,19 +180,17 @@ def test_the_pooler_of_transformers_is_left_out_and_told(tmp_path):
     assert "left out: pooler.dense.bias, a head of the other library" in str(report)
 
 
-SWIN = "looks like a Swin of timm with 8, 16, 32 channels and 1, 2, 2 blocks, but swin_tiny"
-REFUSED = [
-    ("swin_tiny", "timm_swin.pth", SWIN),
-    ("deit_tiny", "paddleclas_pvt_v2.pdparams", "looks like a PVTv2 of PaddleClas"),
-    ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),
-    ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
-    ("deit_tiny", "{here}/page.pth", "damaged or not a complete weights file"),
-    ("deit_tiny", "{here}/half.pth", "half.pth"),
-    ("deit_nano", "{here}/own.safetensors", "already a ppattn weights file"),
-]
-
-
-@pytest.mark.parametrize(("model", "file", "words"), REFUSED, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("model", "file", "words"),
+    [("swin_tiny", "timm_swin.pth", "a Swin of timm with 8, 16, 32 channels and 1, 2, 2 blocks, but swin_tiny"),
+     ("deit_tiny", "paddleclas_pvt_v2.pdparams", "looks like a PVTv2 of PaddleClas"),
+     ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),
+     ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
+     ("deit_tiny", "{here}/page.pth", "damaged or not a complete weights file"),
+     ("deit_tiny", "{here}/half.pth", "half.pth"),
+     ("deit_nano", "{here}/own.safetensors", "already a ppattn weights file")],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
 def test_a_wrong_file_is_named_for_what_it_looks_like(model, file, words, tmp_path, capsys):
     np.savez(tmp_path / "resnet.npz", **{"layer1.0.conv1.weight": np.zeros((4, 4, 1, 1)), "fc.bias": np.zeros(3)})
     (tmp_path / "page.pth").write_text("<!DOCTYPE html><title>404</title>")
@@ -262,12 +258,8 @@ FORMS = {
     "in chunks": ({"teacher": prefixed(CHUNKS, "backbone.")}, None, 1),
     "own head": ({"state_dict": prefixed(BODY, "model.backbone.") | HEAD}, None, 1),
     "decoder of MAE": ({"model": PLAIN | {"decoder_embed.weight": np.ones((4, 24))}}, None, 1),
-    **{
-        prefix: ({"state_dict": prefixed(PLAIN, prefix) | {"criterion.weight": np.ones(7)}}, None, 1)
-        for prefix in (
-            "model.", "net.", "_orig_mod.", "module.", "module.module.", "backbone.", "model._orig_mod.vit_.",
-        )
-    },
+    **{prefix: ({"state_dict": prefixed(PLAIN, prefix) | {"criterion.weight": np.ones(7)}}, None, 1) for prefix in
+       ("model.", "net.", "_orig_mod.", "module.", "module.module.", "backbone.", "model._orig_mod.vit_.")},
 }  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_logits_are_those_of_the_run(name, monkeypatch):
     assert np.abs(found - expected).max() < 5e-3 * np.abs(expected).max()
     tensors, metadata = weights.read(zoo.weights_file(name))
     assert all(array.dtype == ("float16" if array.ndim > 1 else "float32") for array in tensors.values())
-    assert metadata["config"]["model"]["name"] == name and metadata["classes"] == CLASSES
+    assert metadata["config"]["model"]["name"] == name and metadata["classes"] == CLASSES and len(metadata["data"]) == 2
     kind = CIFAR["cifar10"]
     assert (metadata["preprocess"]["mean"], metadata["preprocess"]["std"]) == PIXELS == (kind.mean, kind.std)
 
