@@ -85,7 +85,7 @@ def pad_crop(image: np.ndarray, pad: int, rng: np.random.Generator) -> np.ndarra
 def warp(image: np.ndarray, degrees: float, shift: tuple[int, int] = (0, 0), flip: bool = False) -> np.ndarray:
     """Flip left-right, rotate counter-clockwise about the centre, shift by (down, right) pixels; black outside."""
     rows, cols = image.shape[:2]
-    matrix = cv2.getRotationMatrix2D(((cols - 1) / 2, (rows - 1) / 2), degrees, 1.0)
+    matrix: np.ndarray = cv2.getRotationMatrix2D(((cols - 1) / 2, (rows - 1) / 2), degrees, 1.0)
     if flip:
         matrix[:, 2] += matrix[:, 0] * (cols - 1)
         matrix[:, 0] *= -1
