@@ -397,7 +397,7 @@ def _peak_mb() -> float:
     import paddle
 
     resident = int(Path("/proc/self/status").read_text(encoding="utf-8").partition("VmHWM:")[2].split()[0]) / 1024
-    return resident if paddle.get_device() == "cpu" else memory.peak_allocated() or resident
+    return memory.peak_allocated() or resident if paddle.get_device().startswith("gpu") else resident
 
 
 def random_batches(batch: int, img_size: tuple[int, int], channels: int = 3) -> Iterator:
