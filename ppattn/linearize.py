@@ -39,7 +39,7 @@ from ppattn.benchmark import measure_costs
 from ppattn.config import config_differences, load_config, make_config, merged_config, override_config
 from ppattn.data import EvalLoader, Preprocess, Splits, build_datasets
 from ppattn.data.check import guess_data
-from ppattn.data.sources import own_splits
+from ppattn.data.sources import FIXED, own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import compare_features, evaluate, model_runner
 from ppattn.engine.teacher import weights_digest
@@ -105,8 +105,7 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
         tree["distill"] |= {"labels": 0.0, "logits": 0.0, "features": 1.0}
     tree["model"] = settings.model.model_dump()
     if data is not None:
-        own = tree["data"]["name"] in ("digits", "cifar10", "cifar100")  # a data set of its own, not a kind of folder
-        tree["data"] |= {"root": data} | (guess_data(Path(data)) if own else {})
+        tree["data"] |= {"root": data} | (guess_data(Path(data)) if tree["data"]["name"] in FIXED else {})
     tree["data"]["holdout_seed"] = settings.holdout_seed  # whatever train.seed is, the teacher has not seen them
     found = override_config(tree | {"output": output}, overrides)
     if found.data.held:

@@ -37,7 +37,7 @@ RUNS: dict[str, dict] = {
     "shards": {"data": SHARDS, "augment": {"horizontal_flip": 0.5, "mixup": 0.8}},
     "two processes": {"data": {"batch_size": 30}, "model": {"attention": "inline"}, "train": {"accumulate": 2}},
     "shards, two processes": {"data": SHARDS | {"batch_size": 8}},
-    "holdout": {
+    "holdout and early stop": {
         "data": {"holdout": 237, "batch_size": 100},
         "train": {"early_stop": {"patience": 2, "min_delta": 0.1}},
     },

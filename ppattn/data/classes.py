@@ -119,10 +119,10 @@ def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
     return [table.get(composed_name(name)) for name in others]
 
 
-def same_classes(names: Iterable[str], others: Iterable[str]) -> bool:
-    """Whether the classes are the same; numbers stand for any names, and ImageNet's may be synsets or words."""
+def same_classes(names: Iterable[str], others: Iterable[str], numbers: bool = True) -> bool:
+    """Whether the classes are the same; ImageNet's may be synsets or words; with `numbers`, 0, 1, 2, ... are any names."""
     names, others = [*map(composed_name, names)], [*map(composed_name, others)]
-    numbered = names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
+    numbered = numbers and names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
     return len(names) == len(others) and (numbered or names == others or (is_imagenet(names) and is_imagenet(others)))
 
 

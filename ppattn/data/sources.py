@@ -37,6 +37,7 @@ def digits() -> Splits:
 DATA_SETS = Registry("data set")  # data.name: a function of the config, the name and its own options
 register_data_set = DATA_SETS.register
 register_data_set("digits")(lambda config, name: digits())
+FIXED = ("digits", *CIFAR)  # data sets of their own, not kinds of folders
 OTHERS = {"cifar10": cifar, "cifar100": cifar, "folder": folders, "imagenet": folders, "list": lists, "shards": shards}
 for _name, _build in OTHERS.items():
     register_data_set(_name)(_build)
@@ -63,7 +64,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
     `UserError` for data that is missing, damaged or laid out differently; the message names the expected layout.
     """
     data = config.data
-    if data.name in ("digits", *CIFAR):
+    if data.name in FIXED:
         fixed_parts(data)
     splits = own_splits(config)
     if splits.lacks and (training or data.held):
@@ -72,7 +73,7 @@ def build_datasets(config: Config, training: bool = True) -> Splits:
         text = "%s has a single class, %r: every model is right about it; are the classes one folder deeper?"
         logger.warning(text, data.location, splits.classes[0])
     channels = getattr(config.model, "in_chans", None) or 3
-    if channels > 3 and data.name in ("digits", *CIFAR):
+    if channels > 3 and data.name in FIXED:
         raise UserError(f"model.in_chans = {channels} is not allowed: the images of {data.name} allow 1 or 3.")
     for split in (splits.train, splits.val):
         while isinstance(split, Subset):  # whose images the whole split reads

@@ -14,7 +14,7 @@ import paddle
 from ppattn import cost, weights
 from ppattn.config import make_config
 from ppattn.data import Preprocess, Splits, TrainLoader, build_datasets
-from ppattn.data.classes import is_imagenet
+from ppattn.data.classes import same_classes
 from ppattn.data.sources import shared_images
 from ppattn.engine.loss import ModelWithLoss, criterion
 from ppattn.engine.optim import build_optimizer, freeze, lr_at
@@ -252,7 +252,7 @@ def compare_weights(metadata: weights.Metadata, config: Config, splits: Splits) 
     if differs and not wanted.arguments().keys() & {*keys}:
         raise UserError(f"model.weights {differs}; set {' or '.join(f'model.{key}' for key in keys)}.")
     warn_leakage("model.weights", provenance(metadata), splits)
-    same = classes == [*splits.classes] or (is_imagenet(classes) and is_imagenet([*splits.classes]))
+    same = same_classes(classes, splits.classes, numbers=False)
     if len(classes) == len(splits.classes) and not same and not wanted.reset_head:
         a, b = next(pair for pair in zip(classes, splits.classes, strict=True) if pair[0] != pair[1])
         raise UserError(f"model.weights has other classes or another order: {a!r} where the data has {b!r}. {NEW_HEAD}")

@@ -61,11 +61,11 @@ def depthwise_conv(
         y = run("depthwise_conv", v, weight, bias, *grid, repeat, inside, grad_mask(v, weight, bias))
         return v + y if skip and not inside else y
     x, tokens, share = v[:, num_prefix:] if num_prefix else v, grid[0] * grid[1], channels // kernels
-    # One transpose: between two of them, oneDNN's passes lose the shape of a reshape.
-    x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
     if eager() and len(v) > 1 and len(v) * share >= CUDA_GRID:  # images of the convolution below
         (first, second), rest = v.tensor_split(2), (weight, bias, grid, num_prefix, per_head, skip)
         return paddle.concat([depthwise_conv(first, *rest), depthwise_conv(second, *rest)])
+    # One transpose: between two of them, oneDNN's passes lose the shape of a reshape.
+    x = x.reshape([-1, tokens, kernels, share]).transpose([0, 3, 2, 1]) if per_head else x.transpose([0, 2, 1])
     weight = as_dtype(weight, x.dtype) if weight.dtype in HALF else weight  # autocast convolves half x in float32
     y = F.conv2d(x.reshape([-1, kernels, *grid]), weight, bias, padding=k // 2, groups=kernels)
     if per_head:

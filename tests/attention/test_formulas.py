@@ -257,7 +257,8 @@ def mala(p, x, spec, rope=True):
 
 
 def normalised(q, k, v, turn=lambda t: t):
-    return merge(turn(q) @ turn(k).swapaxes(-1, -2) / k.shape[2] @ v / (q @ k.mean(2)[..., None] + 1e-6))
+    weights = turn(q) @ turn(k).swapaxes(-1, -2) / k.shape[2]
+    return merge(weights @ v / (q @ k.mean(2)[..., None] + 1e-6))
 
 
 def rala(p, x, spec, rope=True):

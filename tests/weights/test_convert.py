@@ -182,7 +182,8 @@ def test_the_pooler_of_transformers_is_left_out_and_told(tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "file", "words"),
-    [("swin_tiny", "timm_swin.pth", "a Swin of timm with 8, 16, 32 channels and 1, 2, 2 blocks, but swin_tiny"),
+    [("swin_tiny", "timm_swin.pth",
+      "looks like a Swin of timm with 8, 16, 32 channels and 1, 2, 2 blocks, but swin_tiny"),
      ("deit_tiny", "paddleclas_pvt_v2.pdparams", "looks like a PVTv2 of PaddleClas"),
      ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),
      ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
