@@ -120,7 +120,7 @@ def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
 
 
 def same_classes(names: Iterable[str], others: Iterable[str], numbers: bool = True) -> bool:
-    """Whether the classes are the same; ImageNet's may be synsets or words; with `numbers`, 0, 1, 2, ... are any names."""
+    """Whether the classes are the same; ImageNet's may be synsets or words; with `numbers`, 0, 1, ... are any names."""
     names, others = [*map(composed_name, names)], [*map(composed_name, others)]
     numbered = numbers and names == [*map(str, range(len(names)))] and sorted(others) != sorted(names)
     return len(names) == len(others) and (numbered or names == others or (is_imagenet(names) and is_imagenet(others)))
