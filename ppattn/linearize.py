@@ -244,7 +244,7 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
 
     say("report: score and speed before and after")
     final = results.get("final", lambda: max(untrained, trained))
-    results.get("teacher, every image", lambda: measure.score(teacher, every_image=True))
+    whole = results.get("teacher, every image", lambda: measure.score(teacher, every_image=True))
     if len(set(splits.train.labels)) > 1 and not splits.classes:
         for key, one in (("teacher", teacher), ("result", model)):
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
@@ -263,9 +263,9 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     }
     write_json(folder / "report.json", report)
     draw_linearized(report, folder / "report.png")
-    lost = points * (results.tree["teacher, every image"] - final)
+    lost = points * (whole - final)
     if request.budget is not None and lost > request.budget:
-        became = f"with {len(chosen)} blocks replaced, {show(before)} became {show(final)} (held-out images)"
+        became = f"with {len(chosen)} blocks replaced, {show(whole)} became {show(final)} (held-out images)"
         raise UserError(f"The budget of {request.budget:g} is not met: {became} in {base.output}. Try more --epochs.")
     return report
 
@@ -372,7 +372,7 @@ class Measure:
     ):
         self.preprocess, self.data, self.all, self.reference = preprocess, base.data, splits.val, reference
         count = count or (IMAGES if reference is None else FEATURE_IMAGES)
-        self.drawn = np.random.default_rng(base.train.seed).permutation
+        self.drawn = lambda count: np.random.default_rng(base.train.seed).permutation(count)  # the same every time
         self.some = Subset(self.all, np.sort(self.drawn(len(self.all))[:count]))
 
     def loader(self, split: Split) -> EvalLoader:

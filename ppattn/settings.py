@@ -199,7 +199,7 @@ class Schedule(Section):
     decay_epochs: Positive = Field(30, description="step: epochs from one drop to the next")
     decay_rate: Portion = Field(0.1, description="step: factor of every drop")
     warmup_epochs: NotNegative = Field(0.0, description="epochs from `warmup_lr` up to `optimizer.lr`")
-    warmup_lr: NotNegative = Field(0.0, description="learning rate of the first step")
+    warmup_lr: NotNegative = Field(0.0, description="learning rate of the first step or epoch (`per`)")
     min_lr: NotNegative = Field(0.0, description="learning rate at the end")
     cooldown_epochs: Count = Field(0, description="epochs at `min_lr` after `train.epochs`")
     per: Literal["step", "epoch"] = Field("step", description="how often the learning rate changes")

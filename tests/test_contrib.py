@@ -171,3 +171,5 @@ def test_maps_of_a_selection_have_the_promised_size():
         FeatureMaps("pvt_nano", pyramid_channels=64)
     with pytest.raises(UserError, match="a multiple of 4"):
         FeatureMaps("deit_nano", img_size=28, patch_size=14, stem="patch")
+    maps = FeatureMaps("deit_nano", img_size=28, patch_size=14, stem="patch", out_indices=[1, 3])
+    assert [y.shape[2:] for y in maps(paddle.randn([1, 3, 29, 28]))] == [[8, 4], [2, 1]] and maps.strides == [7, 28]

@@ -126,6 +126,9 @@ def train(config: Path, overrides: list[str], output: Path, seed: int) -> None:
     random.seed(seed)
     settings.save_dir, settings.filename = str(output), "checkpoints"
     output.mkdir(parents=True, exist_ok=True)
+    for name in ("model.pdparams", "metrics.json"):  # of an earlier training
+        (output / name).unlink(missing_ok=True)
+    shutil.rmtree(output / "export", ignore_errors=True)
     shutil.copy(config, output / "config.yaml")
     (output / "overrides.json").write_text(json.dumps(overrides))
     trainer(settings, "train").train()
@@ -234,7 +237,8 @@ def predict(model: Path, pictures: list[Path], output: Path, threshold: float) -
         for kind, score, *corners in boxes:
             print(f"{labels[int(kind)]:>12}  {score:.2f}  " + " ".join(f"{c:6.1f}" for c in corners))
         panels.append(draw(image, boxes, labels))
-    cv2.imwrite(str(output), np.hstack(panels), [cv2.IMWRITE_PNG_COMPRESSION, 9])
+    if not cv2.imwrite(str(output), np.hstack(panels), [cv2.IMWRITE_PNG_COMPRESSION, 9]):
+        raise Refused(f"{output} cannot be written.")
     print(f"Written to {output}.")
 
 

@@ -102,6 +102,9 @@ def train(config: Path, overrides: list[str], output: Path, seed: int) -> None:
     np.random.seed(seed)
     random.seed(seed)
     output.mkdir(parents=True, exist_ok=True)
+    for name in ("model.pdparams", "metrics.json"):  # of an earlier training
+        (output / name).unlink(missing_ok=True)
+    shutil.rmtree(output / "export", ignore_errors=True)
     (output / "config.yaml").write_text(str(config))
     train(
         builder.model,

@@ -174,7 +174,7 @@ class Attention(nn.Layer):
             return qkv
         c = self.spec.dim
         qk = ops.rotate(as_float32(qkv[:, :, : 2 * c]), *context.rotation, width=self.head_dim)
-        return paddle.concat([as_dtype(qk, qkv.dtype), qkv[:, :, 2 * c :]], axis=-1)
+        return paddle.concat([as_dtype_of(qk, qkv) if is_half(qkv) else qk, qkv[:, :, 2 * c :]], axis=-1)
 
     def normalised(self, y: Tensor) -> Tensor:
         """The norm of the sum y [B, N, C], if there is one, before half precision."""

@@ -109,8 +109,7 @@ class Fourier:
         """[B, H*W, C] -> real and imaginary part [B, H, W // 2 + 1, C]."""
         x, (cos, sin) = x.reshape([-1, *self.hw, x.shape[2]]), self.rows
         a, b = (paddle.matmul(wave, x) for wave in self.columns)
-        real = self.along_rows(cos, a) - self.along_rows(sin, b)
-        return real, -self.along_rows(sin, a) - self.along_rows(cos, b)
+        return self.along_rows(cos, a) - self.along_rows(sin, b), -self.along_rows(sin, a) - self.along_rows(cos, b)
 
     def inverse(self, real: Tensor, imaginary: Tensor) -> Tensor:
         """The map [B, H*W, C] of a spectrum."""

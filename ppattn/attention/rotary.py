@@ -42,8 +42,7 @@ def rotary_table(attn: Attention, hw: tuple[int, int], dtype: paddle.dtype, full
     """(cos, sin) for `ops.rotate`: [N, d], the same for all heads, or `full` [N, C]; the sine has the pairs' signs."""
     channels = attn.spec.dim if full else attn.head_dim
     steps = channels // 4 if full else max(channels // 4 - 1, 1)
-    frequencies = tuple(BASE ** -(np.arange(channels // 4) / steps))
-    return _table(frequencies, attn.spec.num_prefix, *hw, dtype)
+    return _table(tuple(BASE ** -(np.arange(channels // 4) / steps)), attn.spec.num_prefix, *hw, dtype)
 
 
 def image_rotary_table(attn: Attention, hw: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:

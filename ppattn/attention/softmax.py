@@ -21,7 +21,7 @@ from ppattn import ops
 from ppattn.attention.base import Attention, AttentionSpec, Context, PackedParts, register_attention
 from ppattn.attention.inline import DynamicKernel
 from ppattn.errors import UserError
-from ppattn.layers import LayerNorm, Linear, conv2d
+from ppattn.layers import LayerNorm, Linear, conv2d, replaceable
 from ppattn.ops import grid_map, grid_tokens, is_dynamic, pad_end, softmax, split_heads, split_tensor
 
 
@@ -52,13 +52,17 @@ class SoftmaxAttention(Attention):
         return paddle.concat([x[:, :prefix], reduced], axis=1) if prefix else reduced
 
     def project(self, x: Tensor, context: Context) -> PackedParts:
-        c, weight, bias = self.spec.dim, self.qkv.weight, self.qkv.bias
+        c, called = self.spec.dim, not replaceable(self.qkv)  # with hooks, or another layer, such as LoRA's
+        bias = getattr(self.qkv, "bias", None)
         if bias is not None and not self.spec.key_bias:
             bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
             kernel = None if self.residual is None else self.residual(x)
-            qkv = self.qkv(x) if bias is self.qkv.bias else ops.linear(x, weight, bias)
+            qkv = self.qkv(x) if called or bias is self.qkv.bias else ops.linear(x, self.qkv.weight, bias)
             return PackedParts(self.placed(qkv, context), kernel=kernel)
+        if called:
+            return PackedParts(self.qkv(x)[:, :, :c], self.qkv(self.keys(x, context.hw))[:, :, c:])
+        weight = self.qkv.weight
         q = ops.linear(x, weight[:, :c], None if bias is None else bias[:c])
         return PackedParts(q, ops.linear(self.keys(x, context.hw), weight[:, c:], None if bias is None else bias[c:]))
 

@@ -253,7 +253,7 @@ class Backbone(nn.Layer):
             resized = resized_parameter(fresh, name, array, self.img_size) if name in new else None
             array = array if resized is None else resized
             if name not in new or list(array.shape) != new[name].shape:
-                raise UserError(f"{name} depends on the image size and cannot be made for {img_size} pixels.")
+                raise UserError(f"{name} depends on the image size or was added: it does not fit {img_size} pixels.")
             new[name].set_value(paddle.to_tensor(array).astype(new[name].dtype))
             new[name].stop_gradient = old[name].stop_gradient
         for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):

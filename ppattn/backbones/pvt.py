@@ -108,6 +108,5 @@ class PVT(Pyramid):
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), maps[1:], state
 
     def official_name(self, name: str) -> str | None:
-        if self.norm is None and name.startswith("norm."):  # created and never applied
-            return None
-        return numbered_stages(name)
+        unused = self.norm is None and name.startswith("norm.")  # created and never applied
+        return None if unused else numbered_stages(name)

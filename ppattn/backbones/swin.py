@@ -210,11 +210,7 @@ def window_mask(hw: tuple[int, int], padded: tuple[int, int], window: int, shift
     real = np.zeros(padded, bool)
     real[: hw[0], : hw[1]] = True
     real = np.roll(real, (-shift, -shift), (0, 1))
-
-    def windows(a):
-        a = a.reshape(padded[0] // window, window, padded[1] // window, window)
-        return a.transpose(0, 2, 1, 3).reshape(-1, window * window)
-
-    region, real = windows(region), windows(real)
+    split = (padded[0] // window, window, padded[1] // window, window)
+    region, real = (a.reshape(split).transpose(0, 2, 1, 3).reshape(-1, window * window) for a in (region, real))
     visible = (region[:, :, None] == region[:, None, :]) & real[:, None, :]
     return paddle.to_tensor(np.where(visible, 0.0, MASKED).astype("float32")).astype(dtype)

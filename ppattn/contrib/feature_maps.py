@@ -46,16 +46,15 @@ class FeatureMaps(nn.Layer):
         channels, strides = self.host.feat_channels, self.host.strides
         width = channels[0] if len(strides) == 1 else None
         if width:
-            if strides[0] % 4:
-                raise UserError(f"patch_size = {strides[0]} is not allowed here: a multiple of 4, for four maps.")
+            if strides[0] % (4 if out_indices is None or 0 in out_indices else 2 if 1 in out_indices else 1):
+                raise UserError(f"patch_size = {strides[0]} is not a multiple of 4: leave map 0, or 0 and 1, out.")
             strides = [strides[0] // 4, strides[0] // 2, strides[0], strides[0] * 2]
             channels = [pyramid_channels or 256] * 4
         elif pyramid_channels:
             raise UserError(f"pyramid_channels is for a backbone with one map; {model} has {len(strides)}.")
         self.out_indices = list(range(len(strides)) if out_indices is None else out_indices)
         if not self.out_indices or not set(self.out_indices) <= set(range(len(strides))):
-            last = len(strides) - 1
-            raise UserError(f"out_indices = {out_indices} is not allowed: {model} has the maps 0 to {last}.")
+            raise UserError(f"out_indices = {out_indices}: {model} has the maps 0 to {len(strides) - 1}.")
         self.feat_channels = [channels[i] for i in self.out_indices]
         self.strides = [strides[i] for i in self.out_indices]
         self.multiple = max(strides if width else self.strides)

@@ -128,5 +128,5 @@ def same_classes(names: Iterable[str], others: Iterable[str], numbers: bool = Tr
 
 def warn_of_order(names: list[str], others: list[str]) -> None:
     """Warn where nothing but the order says which classes of a model are which of the data."""
-    if names and not ({*names} & {*others} or is_imagenet(names)):
+    if names and not ({*names} & {*others} or (is_imagenet(names) and len(others) == len(names))):
         logger.warning("classes are matched by their order: %s as %s, ...", names[0], others[0])

@@ -36,16 +36,16 @@ def _read_list(path: Path, root: Path) -> Rows:
             continue
         image, _, label = line.partition("\t") if "\t" in line else ("", "", "")
         if not label:
-            spaces = [*re.finditer(r"\s+", line)][::-1]
-            pairs = [(line[: space.start()], line[space.end() :]) for space in spaces]
+            pairs = [(line[: space.start()], line[space.end() :]) for space in re.finditer(r"\s+", line)][::-1]
             known = [pair for pair in pairs if _on_disk(root, pair[0])] if len(pairs) > 1 else pairs
             if not known and (named := IMAGE_NAME.match(line)):
                 known = [(named[0], line[named.end() :].strip())]
             image, label = (known or pairs or [("", "")])[0]
+        label = label.strip().rstrip(",;|").rstrip()  # a sign at the end names no further class
         if not label or "\0" in line:
             raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
         paths.append(_on_disk(root, image.strip()) or image.strip() if not image.isascii() or "\\" in image else image)
-        labels.append(composed_name(label.strip()))
+        labels.append(composed_name(label))
     if not paths:
         raise UserError(f"List file {path} is empty.")
     return paths, labels
@@ -115,16 +115,16 @@ def lists(config: Config, name: str) -> Splits:
             raise UserError(lacks)
     rows = {path: _read_list(path, root) for path in dict.fromkeys((train or val, val))}
     (train_paths, train_labels), (val_paths, val_labels) = (rows[path] for path in (train or val, val))
-    labels, sets = {*train_labels, *val_labels}, None
-    if (several := several_labels(labels)) is None:
+    labels, sets, known = {*train_labels, *val_labels}, None, read_classes(root)
+    if (several := None if known and labels <= {*known.names} else several_labels(labels)) is None:
         classes, table = _classes(root, train_labels, labels)
     elif config.loss.name == "bce" or not config.data.labels:
         classes, table, sets = _sets_of_classes(root, labels)
     else:
-        advice = "set loss.name to bce to train them, or give one label per line"
+        advice = "set loss.name to bce to train them, or write such names into classes.txt"
         raise UserError(f"The lists in {root} name several classes for an image ({several[:50]!r}): {advice}.")
-    if not any(os.path.exists(root / path) for path in train_paths + val_paths):
-        raise UserError(f"None of the images in {train or val} is there, the first is {root / train_paths[0]}.")
+    if not any(os.path.exists(root / path) for path in val_paths):
+        raise UserError(f"None of the images in {val} is there, the first is {root / val_paths[0]}.")
     if twice := len({*zip(train_paths, train_labels, strict=True)}) - len({*train_paths}):
         logger.warning("%s lists %d images under several labels", train, twice)
     train_split = FileSplit(root, train_paths, np.array([table[label] for label in train_labels]))

@@ -184,7 +184,8 @@ def move_aside(folder: Path, source: Path | None, root: str | None = None) -> Pa
             raise UserError(f"{folder / name} exists and was not written by a training; choose another output.")
     states = (f"checkpoints/{name}.safetensors" for name in ("latest", "previous", "best"))
     written = any((folder / name).exists() for name in (*states, "metrics.csv", "summary.json"))
-    if not written or (source and source.resolve().is_relative_to(folder.resolve())):
+    homes = (folder.resolve(), (folder / "checkpoints").resolve())  # the checkpoints may be a link to another disk
+    if not written or (source and any(map(source.resolve().is_relative_to, homes))):
         return None
     if root and Path(os.path.realpath(root)).is_relative_to(os.path.realpath(folder)):
         raise UserError(f"{folder} holds an earlier run, and data.root: choose another output.")

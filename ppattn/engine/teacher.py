@@ -66,6 +66,8 @@ def weights_digest(model: Backbone) -> str:
 
 def compare_data(name: str, config: Config, splits: Splits, classes: list[str], preprocess: Preprocess) -> None:
     """Raise `UserError` for a teacher of other classes, if its logits are wanted, or other pixel statistics."""
+    if config.distill.logits and splits.train.table is not None:
+        raise UserError("A teacher's logits are compared by softmax, for one label per image: set distill.logits to 0.")
     if config.distill.logits and not same_classes(classes, splits.classes):
         own, others = (f"{len(some)} ({', '.join([*some[:3], '...'])})" for some in (classes, splits.classes))
         raise UserError(f"{name} knows other classes, {own}, than the data, {others}: set distill.logits to 0.")

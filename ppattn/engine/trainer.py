@@ -166,7 +166,11 @@ def finish_epoch(run: Run) -> Evaluation | None:
     progress, row, result = run.state.progress, metrics.epoch_row(run), None
     epoch = progress.step // run.loader.steps_per_epoch
     if epoch % run.config.train.eval_every == 0 or epoch == run.epochs:
-        result = evaluate_model(run, epoch, candidate=True)
+        try:
+            result = evaluate_model(run, epoch, candidate=True)
+        except UserError:
+            save(run)
+            raise
         row |= result.columns()
     progress.history.append(row)
     progress.sums = {}

@@ -103,9 +103,8 @@ def correlation3x3(k: Tensor, v: Tensor, grid: tuple[int, int], num_prefix: int 
     if compiled(k, v) and k.shape[1] == num_prefix + grid[0] * grid[1]:
         return run("correlation", k, v, *grid).flatten(2)
     k, v = (t[:, num_prefix:] if num_prefix else t for t in (k, v))
-    width, tokens = grid[1], grid[0] * grid[1]
-    columns = column_shifts(k, grid)
-    shifts = [column[:, row * width : row * width + tokens] for row in range(3) for column in columns]
+    columns, (height, width) = column_shifts(k, grid), grid
+    shifts = [column[:, row * width : (row + height) * width] for row in range(3) for column in columns]
     return paddle.stack([(shift * v).sum(axis=1) for shift in shifts], axis=-1)
 
 

@@ -93,8 +93,7 @@ def direction_power(x: Tensor, num_heads: int, tiny: float) -> Tensor:
     n, c = x.shape[1:]
     x = x.reshape([-1, n, num_heads, c // num_heads])
     norm = paddle.sqrt((x * x).sum(axis=-1, keepdim=True) + tiny**2)
-    power = 3.0 * (0.5 + paddle.tanh(norm))
-    value = paddle.exp(power * paddle.log(paddle.clip(x.abs() / norm, min=tiny)))
+    value = paddle.exp(3.0 * (0.5 + paddle.tanh(norm)) * paddle.log(paddle.clip(x.abs() / norm, min=tiny)))
     return paddle.concat([value * (side > 0).astype(x.dtype) for side in (x, -x)], axis=-1).reshape([-1, n, 2 * c])
 
 

@@ -118,8 +118,7 @@ def test_measures_count_visible_keys_of_shifted_windows_only():
     same = (region[rows][:, None] == region[rows]) & (region[columns][:, None] == region[columns])
     assert np.array_equal(found.visible(), same) and measures.entropy(found) == pytest.approx(1)
     for share in measures.local_share(found, 3):
-        inside = same & measures.near((8, 8), 3)
-        assert share == pytest.approx((inside.sum(-1) / same.sum(-1)).mean())
+        assert share == pytest.approx(((same & measures.near((8, 8), 3)).sum(-1) / same.sum(-1)).mean())
     pairs = sum(n * (n - 1) / 2 for n in (4, 8, 4, 8, 16, 8, 4, 8, 4))  # equal rows inside a region
     assert measures.confusions(found.whole(), 1e-6) == pairs
 

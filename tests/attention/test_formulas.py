@@ -150,8 +150,7 @@ def nystromformer(p, x, spec, num_landmarks):
     eye = np.eye(a.shape[-1])
     for _ in range(6):
         z = z @ (13 * eye - a @ z @ (15 * eye - a @ z @ (7 * eye - a @ z))) / 4
-    y = merge(kernel(q, landmarks(k)) @ z @ kernel(landmarks(q), k) @ v)
-    return y + depthwise(p, "conv", merge(v), spec)
+    return merge(kernel(q, landmarks(k)) @ z @ kernel(landmarks(q), k) @ v) + depthwise(p, "conv", merge(v), spec)
 
 
 def gaussian(p, x, spec):
@@ -257,8 +256,7 @@ def mala(p, x, spec, rope=True):
 
 
 def normalised(q, k, v, turn=lambda t: t):
-    weights = turn(q) @ turn(k).swapaxes(-1, -2) / k.shape[2]
-    return merge(weights @ v / (q @ k.mean(2)[..., None] + 1e-6))
+    return merge(turn(q) @ turn(k).swapaxes(-1, -2) / k.shape[2] @ v / (q @ k.mean(2)[..., None] + 1e-6))
 
 
 def rala(p, x, spec, rope=True):
@@ -274,8 +272,7 @@ def nalaformer(p, x, spec, rope=True):
     q, k, v, g = np.split(linear_layer(p, "qkvg", x), 4, -1)
     q, k, vh = (heads(t, spec.num_heads) for t in (q, k, v))
     norm = np.sqrt((q**2).sum(-1, keepdims=True))
-    power = 3 * (0.5 + np.tanh(norm))
-    qs = [(np.maximum(sign * q, 0) / norm) ** power for sign in (1, -1)]
+    qs = [(np.maximum(sign * q, 0) / norm) ** (3 * (0.5 + np.tanh(norm))) for sign in (1, -1)]
     ks = [np.maximum(sign * k, 0) ** 3 for sign in (1, -1)]
 
     def turn(t):

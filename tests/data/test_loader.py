@@ -254,8 +254,7 @@ def test_workers_survive_a_clusters_sigterm_and_go_with_their_parent():
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
             os.kill(worker, signal.SIGINT)
-        for step in range(1, 20):
-            assert process.stdout.readline() == f"{step}\n"
+        assert [process.stdout.readline() for _ in range(1, 20)] == [f"{step}\n" for step in range(1, 20)]
         assert children.read_text().split() == [*map(str, workers)]
         ends = [os.pidfd_open(worker) for worker in workers]
         process.kill()

@@ -224,21 +224,23 @@ def test_imagenet_has_names_in_the_order_of_its_labels(caplog):
     assert synsets == sorted(synsets) and synsets[207] == "n02099601"
     words = [f"{name}, and more" if i == 3 else name for i, name in enumerate(names)]
     numbers = [str(i) for i in range(1000)]
-    for others in (synsets, words, numbers):
-        assert same_classes(names, others)
+    assert all(same_classes(names, others) for others in (synsets, words, numbers))
     for one, other in ((names, synsets[::-1]), (names, sorted(names)), (numbers, sorted(numbers)), ("ab", "ba")):
         assert not same_classes([*one], [*other])
     assert class_numbers(names, ["n02099601", "n07753592"]) == [207, 954]
     assert class_numbers(names, ["banana", "unicorn"]) == [954, None]
     assert class_numbers(["0", "1", "10", "2"], ["0", "1", "2"]) == [0, 1, 3]  # folders are in this order
     split = Split(np.arange(2), ".")
-    for classes, told in ((["ant", "bee", "cow"], True), (["0", "1", "2"], False), (names, False)):
+    for classes, told in ((["ant", "bee", "cow"], True), (["0", "1", "2"], False), (names, True)):
         match_classes(Splits(split, split, ["0", "1"]), classes)
-        assert ("matched by their order: ant as 0" in caplog.text) == told
+        assert (f"matched by their order: {classes[0]} as 0" in caplog.text) == told
         caplog.clear()
     distilling = make_config({"distill": {"teacher": "teacher", "logits": 1.0}})
     compare_data("teacher", distilling, Splits(split, split, ["ant", "bee"]), ["0", "1"], Preprocess(32))
     assert "matched by their order: 0 as ant" in caplog.text
+    split.table = np.eye(2)  # several labels per image
+    with pytest.raises(UserError, match=r"set distill.logits to 0"):
+        compare_data("teacher", distilling, Splits(split, split, ["ant", "bee"]), ["ant", "bee"], Preprocess(32))
     assert class_numbers(["b", "a"], ["a", "b"]) == [1, 0] and class_numbers(["b", "a", "c"], ["0", "1"]) == [0, 1]
 
 
@@ -302,8 +304,7 @@ def test_training_tells_of_validation_on_training_images(folder, tmp_path):
 def uneven(root, images=40):
     for part in ("train", "val"):
         for i in range(images):
-            name = "rare" if i % 20 == 0 else "usual"
-            write_image(root / part / name / f"{i}.png", [len(part), i], (8, 8, 3))
+            write_image(root / part / ("usual" if i % 20 else "rare") / f"{i}.png", [len(part), i], (8, 8, 3))
     return {"name": "folder", "root": str(root), "batch_size": 8}
 
 

@@ -195,17 +195,21 @@ def test_nohup_keeps_a_run_from_ending_with_its_terminal(tmp_path, handlers):
     assert stopped_run(tmp_path / "run", 2, signal.SIGHUP, epochs=1) == 0
 
 
-def test_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
-    honest, calls = trainer.evaluate, itertools.count(1)
+def test_an_error_and_a_signal_during_the_evaluation(undisturbed, tmp_path, monkeypatch):
+    honest, calls = trainer.evaluate, itertools.count(0)
 
     def evaluate(*arguments):
-        if next(calls) == 2:
+        if (call := next(calls)) == 0:
+            raise UserError("no memory")
+        if call == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return honest(*arguments)
 
     monkeypatch.setattr(trainer, "evaluate", evaluate)
-    with pytest.raises(Preempted, match="evaluation after epoch 2"):
+    with pytest.raises(UserError, match="no memory"):
         train(tmp_path)
+    with pytest.raises(Preempted, match="evaluation after epoch 2"):
+        train(tmp_path, tmp_path)
     train(tmp_path, "auto")
     assert_same_run(undisturbed, tmp_path)
 
@@ -277,6 +281,8 @@ def test_resume_into_another_folder(undisturbed, tmp_path):
     train(two, one / "checkpoints", max_steps=9)
     assert contents(tmp_path / "two.1/checkpoints") == before
     assert f"was renamed to {two}.1" in (two / "log.txt").read_text()
+    (two / "checkpoints").rename(disk := tmp_path / "another disk")
+    (two / "checkpoints").symlink_to(disk)
     train(two, two / "checkpoints/latest", max_steps=10)
     assert not (tmp_path / "two.2").exists()
 

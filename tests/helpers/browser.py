@@ -82,8 +82,7 @@ def browser(folder: Path, width: int, height: int):
     with subprocess.Popen(["chromedriver", "--port=0"], **pipes) as driver:
         try:
             told = next(line for line in driver.stdout if "started successfully on port" in line)
-            port = told.rsplit(" ", 1)[1].strip(" .\n")
-            window = Browser(f"http://127.0.0.1:{port}", folder, width, height)
+            window = Browser("http://127.0.0.1:" + told.rsplit(" ", 1)[1].strip(" .\n"), folder, width, height)
             try:
                 yield window
             finally:

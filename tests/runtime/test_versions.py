@@ -183,5 +183,4 @@ def test_mkl_is_told_the_instruction_set_that_the_processor_has(vendor, flags, v
 def test_setup_says_whether_the_setting_took_effect(first, says):
     program = f"import paddle, ppattn\n{first}\nprint(ppattn.setup(device='cpu')[-2])"
     environment = {name: value for name, value in os.environ.items() if name != cpu.MKL_VARIABLE}
-    said = subprocess.check_output([sys.executable, "-c", program], text=True, env=environment, cwd=ROOT)
-    assert says in said
+    assert says in subprocess.check_output([sys.executable, "-c", program], text=True, env=environment, cwd=ROOT)
