@@ -7,8 +7,8 @@ import pickle
 import stat
 import struct
 import threading
-import time
 import tracemalloc
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -138,18 +138,18 @@ def test_arrays_and_settings_are_read(tmp_path):
         assert found["b"] == tree["b"] and found["c"] == 4.5
 
 
-def test_who_waits_for_a_lock_says_so(tmp_path, capfd):
+def test_who_waits_for_a_lock_says_so(tmp_path):
     def second() -> None:
         with locked(tmp_path / "cache"):
             pass
 
     waiting = threading.Thread(target=second)
-    with locked(tmp_path / "cache"):
+    with locked(tmp_path / "cache"), redirect_stderr(io.StringIO()) as said:
         waiting.start()
-        while not (said := capfd.readouterr().err):
-            time.sleep(0.01)
+        while not said.getvalue().endswith("\n"):
+            waiting.join(0.01)
     waiting.join()
-    assert f"waiting for another process that downloads or compiles into {tmp_path / 'cache'}" in said
+    assert said.getvalue() == f"waiting for another process that downloads or compiles into {tmp_path / 'cache'}\n"
 
 
 def test_an_error_of_a_flush_names_the_file(tmp_path, monkeypatch):
