@@ -217,7 +217,8 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         name = zoo.table.known(name) or name
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
-        foreign = zoo.backbone_arguments().keys() - type(schema.model_fields["model"].default).model_fields.keys()
+        own = type(schema.model_fields["model"].default).model_fields
+        foreign = zoo.backbone_arguments().keys() - own.keys()
         model = {key: value for key, value in model.items() if value is not None or key not in foreign}
         tree = tree | {"model": model | {"name": name}}
     try:

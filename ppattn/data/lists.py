@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ppattn.data.classes import check_names, composed_name, numbered_classes, read_classes, read_lines
+from ppattn.data.classes import ClassFile, check_names, composed_name, numbered_classes, read_classes, read_lines
 from ppattn.data.folders import Parts, data_root, given_parts, named_parts
 from ppattn.data.images import SUFFIXES
 from ppattn.data.splits import FileSplit, Splits
@@ -21,6 +21,7 @@ logger = logging.getLogger("ppattn.data")
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 IMAGE_NAME = re.compile(rf".*?({'|'.join(map(re.escape, SUFFIXES))})(?=\s)", re.IGNORECASE)
 Rows = tuple[list[str], list[str]]  # paths and labels as written
+Known = ClassFile | None  # class names beside the lists
 
 
 def find_lists(root: Path) -> tuple[Path, Parts]:
@@ -66,29 +67,27 @@ def several_labels(labels: set[str]) -> str | None:
     return min(numbers + named, default=None)
 
 
-def _sets_of_classes(root: Path, labels: set[str]) -> tuple[list[str], dict[str, int], np.ndarray]:
+def _sets_of_classes(root: Path, known: Known, labels: set[str]) -> tuple[list[str], dict[str, int], np.ndarray]:
     """Class names, the number of every label, and the classes it stands for, [labels, K] of 0 and 1."""
     order = sorted(labels)
     signs = {label: r"[\s,;|]+" if re.fullmatch(r"[\d\s,;|]+", label) else "[,;|]" for label in order}
     rows = [[part.strip() for part in re.split(signs[label], label)] for label in order]
     parts = {part for row in rows for part in row}
     if parts <= {"0", "1"} and len({*map(len, rows)}) == 1:
-        known = read_classes(root)
         classes = known.names if known else [*map(str, range(len(rows[0])))]
         if len(classes) != len(rows[0]):
             raise UserError(f"The lists in {root} have {len(rows[0])} labels per image, and {len(classes)} names.")
         sets = np.array(rows, np.float32)
     else:
-        classes, table = _classes(root, [*parts], parts)
+        classes, table = _classes(root, known, [*parts], parts)
         sets = np.zeros((len(rows), len(classes)), np.float32)
         for row, given in zip(sets, rows, strict=True):
             row[[table[part] for part in given]] = 1
     return classes, {label: i for i, label in enumerate(order)}, sets
 
 
-def _classes(root: Path, train: list[str], labels: set[str]) -> tuple[list[str], dict[str, int]]:
+def _classes(root: Path, known: Known, train: list[str], labels: set[str]) -> tuple[list[str], dict[str, int]]:
     """Class names, and the number of every label, which is written as that number or as the name."""
-    known = read_classes(root)
     names = known and known.names
     if known and labels <= set(known.lines) and not labels <= set(known.names):
         names = known.lines
@@ -117,9 +116,9 @@ def lists(config: Config, name: str) -> Splits:
     (train_paths, train_labels), (val_paths, val_labels) = (rows[path] for path in (train or val, val))
     labels, sets, known = {*train_labels, *val_labels}, None, read_classes(root)
     if (several := None if known and labels <= {*known.names} else several_labels(labels)) is None:
-        classes, table = _classes(root, train_labels, labels)
+        classes, table = _classes(root, known, train_labels, labels)
     elif config.loss.name == "bce" or not config.data.labels:
-        classes, table, sets = _sets_of_classes(root, labels)
+        classes, table, sets = _sets_of_classes(root, known, labels)
     else:
         advice = "set loss.name to bce to train them, or write such names into classes.txt"
         raise UserError(f"The lists in {root} name several classes for an image ({several[:50]!r}): {advice}.")

@@ -226,7 +226,8 @@ def test_auto_takes_the_fastest_that_gives_the_golden_answer_and_remembers_it(bo
     assert ppattn.Predictor(both, engine="auto").engine == found.engine and capsys.readouterr().err == ""
 
     def wrong(*arguments):
-        return lambda images: 0.5 * original(*arguments)(images)
+        run = original(*arguments)
+        return lambda images: 0.5 * run(images)
 
     (tmp_path / "ppattn/engines.json").unlink()
     original = engines._paddle
