@@ -42,7 +42,7 @@ from ppattn.data.check import guess_data
 from ppattn.data.sources import FIXED, own_splits
 from ppattn.data.splits import Split, Subset
 from ppattn.engine.evaluate import compare_features, evaluate, model_runner
-from ppattn.engine.teacher import weights_digest
+from ppattn.engine.teacher import compare_data, weights_digest
 from ppattn.engine.trainer import train
 from ppattn.errors import UserError, reading_untrusted, unknown_name
 from ppattn.files.atomic import write_json
@@ -58,7 +58,7 @@ BEAM = 3  # blocks that are tried at each step of the choice
 IMAGES, FEATURE_IMAGES = 2000, 256  # held-out images for the choice
 ROUNDS = 5  # of measuring the time of an attention
 Blocks = dict[int, str]  # replaced blocks, counted from 0, and their new attentions
-ALIGNMENT, TRAINING = read_table(Path(__file__).with_suffix(".yaml")).values()
+ALIGNMENT, TRAINING, GIVEN = read_table(Path(__file__).with_suffix(".yaml")).values()
 
 
 class Move(NamedTuple):
@@ -94,7 +94,7 @@ class Request:
 
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
     """A YAML file's settings, or the teacher's own, with `overrides`, other `data` and the run folder of the result."""
-    if ignored := [item for item in overrides if item.startswith(("model.", "train.epochs="))]:
+    if ignored := [item for item in overrides if item.startswith(tuple(GIVEN))]:
         raise UserError(f"-o {ignored[0]} has no effect in linearize: see --to, --options and --epochs.")
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged_config(settings.model_dump(), TRAINING)
@@ -155,15 +155,15 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
     something else; `Preempted` after a signal: the same call continues.
     """
     folder = Path(base.output) / FOLDER
-    (settings, teacher, _, preprocess), provenance = open_run(request.model)
+    (settings, teacher, classes, preprocess), provenance = open_run(request.model)
     validate_request(request, teacher)
     data = {"mean": list(preprocess.mean), "std": list(preprocess.std)}
     common = merged_config(base.model_dump(), {"model": settings.model.model_dump(), "data": data})
     by_features = (request.metric or ("top1" if teacher.num_classes else "features")) == "features"
-    reference = load_run(request.model)[1] if by_features else None
     splits = build_datasets(make_config(common))
+    compare_data(f"The teacher {request.model}", base, splits, classes, preprocess)  # before hours of alignment
     images = {part: getattr(splits, part).digest() for part in ("train", "val")}
-    measure = Measure(splits, preprocess, base, request.images, reference)
+    measure = Measure(splits, preprocess, base, request.images, load_run(request.model)[1] if by_features else None)
     students, aligned = {}, {}
     for name in request.to:
         students[name], aligned[name] = alignment(request, name, settings, teacher)
@@ -346,8 +346,7 @@ def training(
 ) -> dict:
     """Changes of the config for the training at the end, which starts from the weights in `start`."""
     new = {name: differing(teacher, student) if request.new_lr != 1 else [] for name, student in students.items()}
-    names = teacher.block_names()
-    own = [key for i, name in blocks.items() for key in new[name] if key.startswith(f"{names[i]}.")]
+    own = [key for i, name in blocks.items() for key in new[name] if key.startswith(f"{teacher.block_names()[i]}.")]
     trained = {name for student in students.values() for name, _ in student.named_parameters()}
     return {
         "model": model_section(request, settings, teacher, blocks) | {"weights": str(start)},

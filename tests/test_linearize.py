@@ -92,22 +92,25 @@ V2 = {"img_size": 32, "embed_dims": [8, 16], "depths": [1, 2], "num_heads": [1, 
       "sr_ratios": [2, 1], "init": "xavier"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name, arguments", [("deit_nano", {}), ("swin_nano", {}), ("pvt_v2_b0", V2)])
-def test_the_attention_loss_on_the_inputs_of_the_teacher(name, arguments):
+@pytest.mark.parametrize("name, to, arguments", [("deit_nano", "inline", {}), ("deit_nano", "less", {}),
+                         ("swin_nano", "inline", {}), ("pvt_v2_b0", "inline", V2)])  # fmt: skip
+def test_the_attention_loss_on_the_inputs_of_the_teacher(name, to, arguments):
     """Against the definition, block by block in numpy."""
-    softmax, inline = pair(name, "inline", num_classes=4, **arguments)
+    softmax, student = pair(name, to, num_classes=4, **arguments)
     images = paddle.randn([3, 3, 32, 32])
     settings = Distill(teacher="x", labels=0, logits=0, attention=2.0, inputs="teacher")
-    loss = ModelWithLoss(inline, softmax, settings)(images, paddle.zeros([3, 4]))
+    loss = ModelWithLoss(student, softmax, settings)(images, paddle.zeros([3, 4]))
     with paddle.no_grad(), recording_blocks(softmax.blocks_flat()) as calls:
         softmax(images)
     assert len(calls) == len(softmax.block_names())
-    blocks = zip(inline.blocks_flat(), calls, strict=True)
-    found = [block.attend(x, hw, LayerState())[0].numpy() for block, (x, hw, _) in blocks]
+    found, kept = [], LayerState()
+    for block, (x, hw, _) in zip(student.blocks_flat(), calls, strict=True):
+        y, kept = block.attend(x, hw, kept)
+        found.append(y.numpy())
     assert float(loss) == pytest.approx(2 * relative_error(found, [y.numpy() for *_, y in calls]), rel=1e-4)
     loss.backward()
-    assert inline.blocks_flat()[-1].attn.proj.weight.grad is not None
-    assert inline.head.weight.grad is None and softmax.head.weight.grad is None
+    assert student.blocks_flat()[-1].attn.proj.weight.grad is not None
+    assert student.head.weight.grad is None and softmax.head.weight.grad is None
 
 
 @pytest.mark.parametrize("inputs", ["student", "teacher"])
@@ -236,13 +239,18 @@ def test_labels_of_an_encoder_serve_its_neighbours(encoder, tmp_path, capsys):
     assert before > 0.25 and after > 0.25 and "20 nearest neighbours" in capsys.readouterr().out
 
 
-def test_the_features_are_compared_image_by_image():
-    teacher, student = pair("deit_nano", "linear", num_classes=0)
-    batches = [(np.random.default_rng(i).standard_normal((2, 3, 32, 32), "float32"), [0, 0], [0, 1]) for i in range(2)]
+@pytest.mark.parametrize("classes", [(0, 0), (0, 5), (5, 0)])
+def test_the_features_are_compared_image_by_image(classes):
+    """Classifiers of DINO take the class token and the mean; beside an encoder the class token is compared."""
+    shape = {"img_size": 28, "embed_dim": 12, "depth": 1, "num_heads": 3}
+    teacher, student = (ppattn.create_model("dinov2_small", num_classes=count, **shape) for count in classes)
+    batches = [(np.random.default_rng(i).standard_normal((2, 3, 28, 28), "float32"), [0, 0], [0, 1]) for i in range(2)]
     found = compare_features(teacher, student, batches, range(5)).metrics
     images = paddle.to_tensor(np.concatenate([images for images, *_ in batches]))
-    ours, theirs = ([x.numpy().astype("f8") for x in one.final_features(images)[:2]] for one in (student, teacher))
-    assert found["loss"] == pytest.approx(relative_error(ours, theirs))
+    ours, theirs = ([x.numpy()[:, :12].astype("f8") for x in m.final_features(images)[:2]] for m in (student, teacher))
+    settings = Distill(teacher="x", labels=0, logits=0, features=1.0)
+    loss = float(ModelWithLoss(student, teacher, settings)(images, paddle.zeros([4, 0])))
+    assert [found["loss"], loss] == pytest.approx([relative_error(ours, theirs)] * 2, rel=1e-5)
     cosines = [(s * t).sum(1) / np.sqrt((s**2).sum(1) * (t**2).sum(1)) for s, t in zip(ours, theirs, strict=True)]
     assert found["cosine"] == pytest.approx(np.mean([x.mean() for x in cosines])) and found["unreadable"] == 1
     assert compare_features(teacher, teacher, batches, range(4)).metrics["cosine"] == pytest.approx(1.0)
@@ -322,7 +330,8 @@ def test_a_stopped_call_continues_to_the_same_result(teacher, tmp_path, capsys):
      (["--epochs", "0"], "--epochs 0 is not allowed"), (["--align-epochs", "-1"], "--align-epochs -1 is not allowed"),
      (["--options", '{"alpa": 4}'], "alpa"), (["--options", "5"], "JSON"), (["--budget", "nan"], "--budget nan"),
      (["--images", "0"], "--images 0"), (["--new-lr", "nan"], "--new-lr nan"),
-     (["-o", "model.cpe=false"], "-o model.cpe=false has no effect"), (["-o", "train.epochs=9"], "see --to")],
+     (["-o", "model.cpe=false"], "-o model.cpe=false has no effect"), (["-o", "train.epochs=9"], "see --to"),
+     (["-o", "distill.inputs=teacher"], "no effect")],
 )  # fmt: skip
 def test_what_cannot_be_swapped_is_an_error(teacher, arguments, words, tmp_path, refused):
     assert words in refused(*line(teacher, tmp_path / "run", *arguments)) and not (tmp_path / "run").exists()

@@ -111,10 +111,11 @@ class Call(NamedTuple):
     def size(self, whole: bool) -> int:
         """Numbers in the map; `whole`: with its windows assembled."""
         attn, tokens = self.block.attn, self.x.shape[1]
+        maps = getattr(attn, "maps", attn.num_heads)
         if getattr(self.block, "window", None) is not None:
-            return attn.num_heads * (math.prod(self.hw) ** 2 if whole else self.x.shape[0] * tokens**2)
+            return maps * (math.prod(self.hw) ** 2 if whole else self.x.shape[0] * tokens**2)
         reduced = attn.spec.sr_ratio**2 if isinstance(attn, SoftmaxAttention) else 1
-        return attn.num_heads * tokens**2 // reduced if attn.spatial_keys else 0
+        return maps * tokens**2 // reduced if attn.spatial_keys else 0
 
     def layer_map(self) -> LayerMap:
         side, attn = getattr(self.block, "window", None), self.block.attn
@@ -146,7 +147,7 @@ def attention_calls(model: paddle.nn.Layer, check: Callable[[list], object] = le
 
 @paddle.no_grad()
 def attention_maps(model: paddle.nn.Layer, image: paddle.Tensor, whole: bool = True) -> list[LayerMap]:
-    """The maps of all layers for one image [1, C, H, W], in order; `UserError` where they would not fit into memory."""
+    """The maps of all layers for an image, a tensor [1, C, H, W]; `UserError` if they do not fit into memory."""
 
     def check(calls: list[Call]) -> None:
         sizes = [call.size(whole) for call in calls]

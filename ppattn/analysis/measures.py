@@ -27,8 +27,7 @@ def local_share(found: LayerMap, size: int) -> tuple[float, float] | None:
         return None
     seen, p = found.visible(), found.prefix
     inside, keys = near(found.hw, size) & seen[p:, p:], seen[p:].sum(-1)
-    weights = shares(found.whole())[:, p:, p:]
-    return float((weights * inside).sum(-1).mean()), float((inside.sum(-1) / keys).mean())
+    return float((shares(found.whole())[:, p:, p:] * inside).sum(-1).mean()), float((inside.sum(-1) / keys).mean())
 
 
 def confusions(weights: np.ndarray, tolerance: float) -> float:

@@ -53,12 +53,13 @@ class SoftmaxAttention(Attention):
 
     def project(self, x: Tensor, context: Context) -> PackedParts:
         c, called = self.spec.dim, not replaceable(self.qkv)  # with hooks, or another layer, such as LoRA's
-        bias = getattr(self.qkv, "bias", None)
+        bias = own = getattr(self.qkv, "bias", None)
         if bias is not None and not self.spec.key_bias:
             bias = paddle.concat([bias[:c], paddle.zeros([c], bias.dtype), bias[2 * c :]])
         if self.spec.sr_ratio == 1:
             kernel = None if self.residual is None else self.residual(x)
-            qkv = self.qkv(x) if called or bias is self.qkv.bias else ops.linear(x, self.qkv.weight, bias)
+            qkv = self.qkv(x) if called or bias is own else ops.linear(x, self.qkv.weight, bias)
+            qkv = qkv + paddle.subtract(bias, own) if called and bias is not own else qkv
             return PackedParts(self.placed(qkv, context), kernel=kernel)
         if called:
             return PackedParts(self.qkv(x)[:, :, :c], self.qkv(self.keys(x, context.hw))[:, :, c:])

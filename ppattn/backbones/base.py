@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -256,13 +257,11 @@ class Backbone(nn.Layer):
                 raise UserError(f"{name} depends on the image size or was added: it does not fit {img_size} pixels.")
             new[name].set_value(paddle.to_tensor(array).astype(new[name].dtype))
             new[name].stop_gradient = old[name].stop_gradient
-        for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):
-            other.training = layer.training
-            if isinstance(layer, LayerNorm):
-                other.epsilon = layer.epsilon
         fresh.name, fresh.recompute, fresh.arguments = self.name, self.recompute, self.arguments | self.sized(img_size)
-        own = ("_parameters", "_sub_layers", "_buffers", "_non_persistable_buffer_names_set")
-        self.__dict__.update({key: value for key, value in vars(fresh).items() if key[0] != "_" or key in own})
+        tensors, kept = ("_parameters", "_buffers", "_non_persistable_buffer_names_set"), ("training", "epsilon")
+        for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):
+            facts = {k: v for k, v in vars(other).items() if k in tensors or k[0] != "_" and k not in kept}
+            layer.__dict__.update(facts)  # hooks, and layers that were replaced by equal ones, stay
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""
@@ -317,8 +316,7 @@ class Backbone(nn.Layer):
 
     def blocks_flat(self) -> list[Block]:
         """The blocks from input to output."""
-        layers = dict(self.named_sublayers())
-        return [layers[name] for name in self.block_names()]
+        return [attrgetter(name)(self) for name in self.block_names()]
 
     def layer_groups(self) -> list[list[str]]:
         """Parameter names from the stem (first) over the blocks to the head (last)."""
@@ -387,10 +385,8 @@ def resized_parameter(model: nn.Layer, name: str, array: np.ndarray, size: tuple
     A layer says which of its parameters are position tables: `grid_tables`, name to (grid, prefix tokens, mode of
     interpolation). For other shapes it has a method `resized(name, array, img_size)`.
     """
-    layer: Any = model
-    *path, leaf = name.split(".")
-    for part in path:
-        layer = layer[int(part)] if part.isdigit() else getattr(layer, part)
+    path, _, leaf = name.rpartition(".")
+    layer: Any = attrgetter(path)(model) if path else model
     shape = tuple(getattr(layer, leaf).shape)
     if array.ndim != len(shape):
         return None

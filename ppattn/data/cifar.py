@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ppattn.data.classes import check_names
+from ppattn.data.images import SUFFIXES
 from ppattn.data.splits import ArraySplit, Splits
 from ppattn.errors import UserError, reading_untrusted
 from ppattn.files.cache import locked
@@ -70,14 +71,15 @@ def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
     kind, root = CIFAR[name], config.data.location
     found = find_cifar(root, kind)
-    if found is None and config.data.download:
+    if found is None and config.data.download and not any(p.suffix.lower() in SUFFIXES for p in root.glob("*/*")):
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
         advice = f"Put {target.name} there yourself, or set data.root to where it is."
         urls = [host + kind.archive for host in HOSTS]
         with locked(target.parent):
             found = fetch(urls, target, f"{kind.title} at {target}", ("md5", kind.md5), advice)
     if found is None:
-        raise UserError(f"No {kind.title} at {root}: put {kind.archive} or {kind.folder}/ there, or set data.root.")
+        advice = f"put {kind.archive} or {kind.folder}/ there, or set data.root; your own images need data.name=folder"
+        raise UserError(f"No {kind.title} at {root}: {advice}.")
     batches = _read(found, kind)
     if missing := sorted({*kind.train, kind.test, kind.meta} - set(batches)):
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")

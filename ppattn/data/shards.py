@@ -20,7 +20,7 @@ from ppattn.data.classes import numbered_classes
 from ppattn.data.folders import data_root
 from ppattn.data.images import SIGNATURE, SUFFIXES, ImageError, decode
 from ppattn.data.splits import Split, Splits, with_copies
-from ppattn.errors import UserError, reading_untrusted
+from ppattn.errors import UserError, optional_package, reading_untrusted
 from ppattn.files.atomic import write_text
 from ppattn.settings import Config
 
@@ -150,9 +150,9 @@ def find_shards(root: Path, pattern: str | None, names: tuple[str, ...]) -> list
     if pattern is None:
         paths = next(filter(None, (named_shards(root, name) for name in names)), [])
     else:
-        from braceexpand import braceexpand
-
         with reading_untrusted(pattern, "a pattern of shards within data.root, with {000..123} or *"):
+            with optional_package("shards"):
+                from braceexpand import braceexpand
             parts = list(braceexpand(f"{pattern}/*.tar" if (root / pattern).is_dir() else pattern))
             paths = [path for part in parts for path in sorted(root.glob(part))]
         lost = [part for part in parts if "*" not in part and not (root / part).is_file()]

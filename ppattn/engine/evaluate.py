@@ -128,7 +128,8 @@ def compare_features(
         with paddle.no_grad(), autocast():
             found = [one.final_features(paddle.to_tensor(images))[:2] for one in (model, teacher)]
         for ours, theirs in zip(*found, strict=True):
-            s, t = (x.astype("float32").numpy().astype("float64").reshape(*x.shape[:2], -1) for x in (ours, theirs))
+            both = ours[:, : theirs.shape[1]], theirs[:, : ours.shape[1]]  # without what DINO's classifiers append
+            s, t = (x.astype("float32").numpy().astype("float64").reshape(*x.shape[:2], -1) for x in both)
             cosine = (s * t).sum(1) / np.maximum(np.sqrt((s * s).sum(1) * (t * t).sum(1)), 1e-30)
             error = ((s - t) ** 2).sum((1, 2)) / np.maximum((t * t).sum((1, 2)), 1e-30)
             sums += cosine.mean(1).sum() / 2, error.sum() / 2, len(labels) / 2

@@ -108,14 +108,15 @@ class ModelWithLoss(nn.Layer):
                 wanted = teacher.head(wanted_features[0])
             else:
                 wanted_features, wanted = [], teacher(images)
-        terms, auxiliary = [], None
-        calls: list[AttentionCall] = []
+        terms, auxiliary, calls = [], None, list[AttentionCall]()
         if weights.labels or weights.logits or weights.blocks or weights.features or weights.inputs == "student":
             with recording_both(self.model, weights) as (blocks, calls):
                 *features, auxiliary = self.model.final_features(images)
                 logits = self.model.head(features[0])
             if weights.features:
-                terms.append(weights.features * blocks_loss(features, wanted_features))
+                c = min(features[0].shape[1], wanted_features[0].shape[1])  # DINO's classifiers append a mean
+                both = [[x[:, :c] for x in some] for some in (features, wanted_features)]
+                terms.append(weights.features * blocks_loss(*both))
             if targets.shape[1]:
                 terms.append(weights.labels * self.criterion(logits, targets))
             if weights.logits:
@@ -125,7 +126,9 @@ class ModelWithLoss(nn.Layer):
         if weights.attention:
             outputs = [call.y for call in calls]
             if weights.inputs == "teacher":  # the student's attentions run again, each on the teacher's input
-                pairs = zip(self.model.blocks_flat(), wanted_calls, strict=True)
-                outputs = [block.attend(call.x.detach(), call.hw, LayerState())[0] for block, call in pairs]
+                outputs, state = [], LayerState()
+                for block, call in zip(self.model.blocks_flat(), wanted_calls, strict=True):
+                    y, state = block.attend(call.x.detach(), call.hw, state)
+                    outputs.append(y)
             terms.append(weights.attention * blocks_loss(outputs, [call.y for call in wanted_calls]))
         return sum(terms[1:], terms[0]), auxiliary

@@ -140,8 +140,7 @@ def focused_power(x: Tensor, shift: Tensor | None, scale: Tensor, power: float, 
     largest = z.max(axis=-1, keepdim=True).detach()  # the result is proportional to z; powers of z overflow
     z = z / largest
     high = z * z * z if power == 3 else z**power
-    y = high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True))
-    return largest * y
+    return largest * (high * paddle.sqrt((z * z).sum(axis=-1, keepdim=True) / (high * high).sum(axis=-1, keepdim=True)))
 
 
 @full_precision

@@ -104,9 +104,9 @@ def assign(
         if foreign and not hint:
             call = f"{verb_command('convert')} --model {getattr(model, 'name', 'MODEL')} --from {source} --output FILE"
             hint = f" If another library wrote it, `{call}` makes a file that fits."
-        elif any(".attn." in text for text in wrong):
+        elif any(".attn." in text or ".bias.table" in text for text in wrong):
             steps = f"step by step `{verb_command('linearize')}`"
-            hint = f" For another attention `-o 'model.allow=[\"*.attn.*\"]'`, or {steps}."
+            hint = f' For another attention `-o \'model.allow=["*.attn.*","*.bias.table"]\'`, or {steps}.'
         raise UserError(f"{source} does not fit the model: {_some(wrong, 6)}.{hint}")
     for name, array in new.items():
         own[name].set_value(paddle.to_tensor(array).astype(own[name].dtype))

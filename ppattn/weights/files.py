@@ -144,9 +144,8 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def _as_array(value) -> np.ndarray:
     if not isinstance(value, np.ndarray):
-        half = str(value.dtype).endswith("float16")  # or bfloat16
-        value = (value.astype("float32") if half else value).numpy()
-    return np.ascontiguousarray(value)
+        value = (value.astype("float32") if str(value.dtype).endswith("float16") else value).numpy()  # or bfloat16
+    return np.asarray(value, order="C")  # unlike ascontiguousarray, with no axis where there was none
 
 
 def _digest(arrays: dict[str, np.ndarray], metadata: dict) -> str:

@@ -348,10 +348,9 @@ CASES = [
     ("mhla", {}), ("mhla", {"qk_norm": True, "transform": "exp", "eps": 1e-3}),
     ("mhla", {"transform": "gaussian", "piece_size": 1}), ("performer", {"num_features": 7}),
     ("linformer", {"proj_tokens": 5}), ("nystromformer", {"num_landmarks": 9}), ("gaussian", {}), ("linear", {}),
-    ("circulant", {}), ("t5", {}),
     ("linear", {"kernel": "exp"}), *(("inline", {"kernel": kernel}) for kernel in PHI), ("softmax", {"residual": True}),
     ("softmax", {}), ("agent", {"agent_num": 4}), ("focused", {}), ("focused", {"kernel_size": 3}),
-    ("soft", {"num_landmarks": 9, "newton_iters": 7}),
+    ("soft", {"num_landmarks": 9, "newton_iters": 7}), ("circulant", {}), ("t5", {}),
     ("soft", {"landmarks": "pool", "num_landmarks": 9, "newton_iters": 7}),
     ("polaformer", {}), ("polaformer", {"polarity": False}), ("polaformer", {"gates": False}),
 ]  # fmt: skip

@@ -62,6 +62,10 @@ def test_the_key_bias_stays_zero_and_other_attentions_say_what_they_ignore():
     soft_cross_entropy(model(paddle.randn([2, 3, 20, 36])), paddle.eye(5)[:2]).backward()
     keys = model.blocks[0].attn.qkv.bias.grad[48:96]
     assert not keys.numpy().any() and model.blocks[0].mlp.w2.weight.grad.abs().max() > 0
+    model.blocks[0].attn.qkv.register_forward_post_hook(lambda *_: None)  # so that the layer itself is called
+    soft_cross_entropy(model(paddle.randn([2, 3, 20, 36])), paddle.eye(5)[:2]).backward()
+    gradient = model.blocks[0].attn.qkv.bias.grad.abs().numpy()
+    assert gradient[48:96].max() < 1e-6 * gradient.max()
     with pytest.raises(UserError, match="swiglu needs layer_scale"):
         ppattn.create_model("deit_tiny", swiglu=True)
     with pytest.raises(UserError, match="multiple of 4 channels per head, not 6"):

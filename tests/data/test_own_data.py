@@ -170,11 +170,9 @@ def test_files_are_images_by_their_content(tmp_path, caplog, capsys):
 @pytest.mark.parametrize("suffix", ["png", "tif", "npy"])
 def test_max_value_is_white(tmp_path, bits, suffix, caplog):
     deep = np.random.default_rng(bits).integers(0, 2**bits, (13, 11)).astype(np.uint16)
-    for part in ("train", "val"):
-        for name in ("cat", "dog"):
-            (tmp_path / part / name).mkdir(parents=True)
-            path = tmp_path / part / name / f"a.{suffix}"
-            np.save(path, deep) if suffix == "npy" else Image.fromarray(deep).save(path)
+    for place in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (path := tmp_path / place / f"a.{suffix}").parent.mkdir(parents=True)
+        np.save(path, deep) if suffix == "npy" else Image.fromarray(deep).save(path)
     assert np.array_equal(build("folder", tmp_path).train.image(0), np.repeat(deep[..., None] >> 8, 3, 2))
     assert ("cat/a." in caplog.text and "data.max_value" in caplog.text) == (bits <= 12)
     scaled = build("folder", tmp_path, max_value=2**bits - 1).train.image(0)

@@ -98,7 +98,8 @@ def test_cifar_damage_is_one_sentence(tmp_path):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
         cifar_archive(tmp_path / "cifar-10-python.tar.gz", changed)
         build_refused(match, "cifar10", tmp_path, download=False)
-    build_refused("put cifar-10-python.tar.gz", "cifar10", tmp_path / "nowhere", download=False)
+    write_image(tmp_path / "photos/cat/0.jpg", 0)  # own pictures, and the config of a CIFAR model
+    build_refused("put cifar-10-python.tar.gz.*need data.name=folder", "cifar10", tmp_path / "photos")
 
 
 def test_download(tmp_path, monkeypatch, capsys):

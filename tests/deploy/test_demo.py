@@ -124,15 +124,12 @@ def test_a_long_picture_of_another_size_is_classified(page, window, tmp_path):
 
 
 MODELS = {
-    "windows, shifted and padded, and a layer without a map": dict(
-        name="swin_tiny", attention=["softmax", ["inline", "vittt"]], img_size=40, patch_size=4, embed_dim=12,
-        depths=[2, 2], num_heads=[2, 3], window_size=4),
-    "a class token, and keys that lie on no grid": dict(
-        name="deit_tiny", attention=["softmax", "polaformer", "linformer"], img_size=(16, 24), patch_size=4,
-        embed_dim=12, depth=3, num_heads=2),
-    "fewer keys than queries": dict(
-        name="pvt_tiny", attention=["softmax", "soft"], img_size=32, embed_dims=[8, 12], depths=[1, 1],
-        num_heads=[1, 2], mlp_ratios=[2, 2], sr_ratios=[4, 2]),
+    "windows, shifted and padded, and a layer without a map": dict(name="swin_tiny", img_size=40, patch_size=4,
+        attention=["softmax", ["inline", "vittt"]], embed_dim=12, depths=[2, 2], num_heads=[2, 3], window_size=4),
+    "a class token, and keys that lie on no grid": dict(name="deit_tiny", img_size=(16, 24), patch_size=4, depth=3,
+        attention=["softmax", "polaformer", "linformer"], embed_dim=12, num_heads=2),
+    "fewer keys than queries": dict(name="pvt_tiny", img_size=32, attention=["softmax", "soft"], embed_dims=[8, 12],
+        depths=[1, 1], num_heads=[1, 2], mlp_ratios=[2, 2], sr_ratios=[4, 2]),
 }  # fmt: skip
 
 

@@ -302,9 +302,8 @@ def test_training_tells_of_validation_on_training_images(folder, tmp_path):
 
 
 def uneven(root, images=40):
-    for part in ("train", "val"):
-        for i in range(images):
-            write_image(root / part / ("usual" if i % 20 else "rare") / f"{i}.png", [len(part), i], (8, 8, 3))
+    for part, i in product(("train", "val"), range(images)):
+        write_image(root / part / ("usual" if i % 20 else "rare") / f"{i}.png", [len(part), i], (8, 8, 3))
     return {"name": "folder", "root": str(root), "batch_size": 8}
 
 
@@ -312,10 +311,9 @@ def test_a_balanced_run_resumes_bit_for_bit(tmp_path):
     data = uneven(tmp_path / "data") | {"sampler": "balanced"}
     loss, augment = {"name": "focal", "class_weights": "balanced"}, {"pad_crop": 1, "repeats": 2}
     changes = {"data": data, "loss": loss, "augment": augment}
-    for folder, steps in (("whole", [9]), ("parts", [7, 9])):
-        for stop in steps:
-            run = tiny(tmp_path / folder, **changes, train={"epochs": 2, "max_steps": stop, "best": "balanced"})
-            summary = trainer.train(run, resume="auto")
+    for folder, stop in (("whole", 9), ("parts", 7), ("parts", 9)):
+        run = tiny(tmp_path / folder, **changes, train={"epochs": 2, "max_steps": stop, "best": "balanced"})
+        summary = trainer.train(run, resume="auto")
     assert summary["majority"] == 0.95
     np.testing.assert_equal(state(tmp_path / "whole"), state(tmp_path / "parts"))
 
@@ -369,6 +367,10 @@ def test_several_labels_are_trained_evaluated_exported_and_predicted(tmp_path, f
     sets = {", ".join(name for name, on in zip(splits.classes, row, strict=True) if on) for row in truth}
     assert {row["class"] for row in drawn} <= sets and any(", " in row["class"] for row in drawn)
     assert all("one label each" in refused("analyze", verb, "--run", run) for verb in ("mask", "embed"))
+    assert "set distill.logits to 0" in refused(
+        "linearize", "--model", run, "--to", "linear", "--output", tmp_path / "x"
+    )
+    assert not (tmp_path / "x").exists()  # nothing was trained before
 
 
 def test_four_channels_of_twelve_bits_are_evaluated_exported_and_analysed(tmp_path, capsys):

@@ -131,8 +131,7 @@ def main(library: str, folder: str) -> None:
         about = json.loads(paths[family].read_text())
         model, size = built(**about["library"]), about["arguments"]["img_size"]
         model.eval()
-        logits = write(model, Path(folder) / paths[family].stem, images(size, 2, size, size), rng)
-        about["logits"] = logits.tolist()
+        about["logits"] = write(model, Path(folder) / paths[family].stem, images(size, 2, size, size), rng).tolist()
         if family.startswith("dinov2"):
             about |= dinov2_features(model, size, about["arguments"]["patch_size"], family == "dinov2_reg")
         (Path(folder) / paths[family].name).write_text(json.dumps(about) + "\n")

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import tarfile
+from itertools import product
 from zlib import crc32
 
 import cv2
@@ -46,10 +47,8 @@ def write_image(path, seed, shape=(11, 9, 3)):
 
 def fill(root, parts, classes=("cat", "dog"), images=4, shape=(11, 9, 3)):
     """Class folders of images in root / part, each image another noise."""
-    for part in parts:
-        for k, name in enumerate(classes):
-            for i in range(images):
-                write_image(root / part / name / f"{i}.png", [crc32(part.encode()), k, i], shape)
+    for part, (k, name), i in product(parts, enumerate(classes), range(images)):
+        write_image(root / part / name / f"{i}.png", [crc32(part.encode()), k, i], shape)
 
 
 def numbered(n, size=6):

@@ -378,8 +378,7 @@ def test_signed_power(form, b, n, heads, d, shifted, trained):
     def feature(x, scale, power, shift=None):
         return ops.signed_power(x, shift, scale, power, heads, 1e-12)
 
-    arrays = [x, 0.3 + np.abs(scale), 1 + 4 / (1 + np.exp(-power)), shift]
-    check(feature, reference, arrays[: 3 + shifted], trained)
+    check(feature, reference, [x, 0.3 + np.abs(scale), 1 + 4 / (1 + np.exp(-power)), shift][: 3 + shifted], trained)
 
 
 @pytest.mark.parametrize("b, n, heads, d", FEATURES)

@@ -200,8 +200,7 @@ def test_at_equal_time_the_slower_one_is_read_from_its_curve(tmp_path):
 
 
 def test_the_front_of_accuracy_against_cost():
-    found = zip((1.0, 2.0, 2.0, 2.0, 3.0, 4.0), (80.0, 79.0, 85.0, 85.0, 84.0, 86.0), strict=True)
-    points = dict(zip("abcdef", found, strict=True))
+    points = dict(a=(1.0, 80.0), b=(2.0, 79.0), c=(2.0, 85.0), d=(2.0, 85.0), e=(3.0, 84.0), f=(4.0, 86.0))
     assert front(points) in (["a", "c", "f"], ["a", "d", "f"]) and front({}) == []
 
 

@@ -23,7 +23,7 @@ from ppattn.layers import resize_grid
 from tests.helpers import golden_data as golden
 from tests.helpers.data_sets import Evil
 
-ARRAYS = {"a.weight": np.arange(15, dtype=np.float32).reshape(3, 5), "b": np.array([1, -2], np.int64)}
+ARRAYS = {"a.weight": np.arange(15, dtype="f4").reshape(3, 5), "b": np.array([1, -2], np.int64), "c": np.array(0.5)}
 
 
 def tiny(**arguments):
