@@ -95,7 +95,7 @@ class Request:
 def base_config(model: str, config: str | None, data: str | None, output: str, overrides: list[str]) -> Config:
     """A YAML file's settings, or the teacher's own, with `overrides`, other `data` and the run folder of the result."""
     if ignored := [item for item in overrides if item.startswith(tuple(GIVEN))]:
-        raise UserError(f"-o {ignored[0]} has no effect in linearize: see --to, --options and --epochs.")
+        raise UserError(f"-o {ignored[0]} has no effect in linearize: see --to, --options, --epochs and --model.")
     settings, _, classes, _ = load_run(model)
     tree = load_config(config)[0].model_dump() if config else merged_config(settings.model_dump(), TRAINING)
     if tree["distill"]["teacher"] is None:

@@ -259,9 +259,10 @@ class Backbone(nn.Layer):
             new[name].stop_gradient = old[name].stop_gradient
         fresh.name, fresh.recompute, fresh.arguments = self.name, self.recompute, self.arguments | self.sized(img_size)
         tensors, kept = ("_parameters", "_buffers", "_non_persistable_buffer_names_set"), ("training", "epsilon")
-        for layer, other in zip(self.sublayers(include_self=True), fresh.sublayers(include_self=True), strict=True):
-            facts = {k: v for k, v in vars(other).items() if k in tensors or k[0] != "_" and k not in kept}
-            layer.__dict__.update(facts)  # hooks, and layers that were replaced by equal ones, stay
+        layers = dict(self.named_sublayers(include_self=True))  # these stay, with their hooks
+        for name, layer in fresh.named_sublayers(include_self=True):
+            facts = {k: v for k, v in vars(layer).items() if k in tensors or k[0] != "_" and k not in kept}
+            layers.get(name, layer).__dict__.update(facts)
 
     def tokens(self, x: Tensor) -> tuple[Tensor, list[Tensor], LayerState]:
         """Images -> (pooled features [B, C], feature maps, state of the last layer)."""

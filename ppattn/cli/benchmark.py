@@ -38,7 +38,7 @@ def run(args: Namespace) -> None:
     if not args.output:
         raise UserError("Name a folder for the results: --output DIR.")
     names = args.models or (["deit_tiny"] if args.attentions else [])
-    if not names and (not args.folder or "train" in args.modes):
+    if not names and not (args.folder and "infer" in args.modes):
         raise UserError("Name what to measure: --models, --attentions or, in inference, --folder.")
     elsewhere = args.dtype == ["bfloat16"] and ("train" in args.modes or "dygraph" in args.engines)
     if names and "bfloat16" in args.dtype and (elsewhere or "paddle" not in args.engines):
@@ -160,7 +160,7 @@ def _folder_specs(args: Namespace) -> list[Spec]:
     for folder in args.folder:
         predictor = Predictor(folder)
         plain = Spec("", threads=args.threads, img_size=predictor.preprocess.img_size)
-        if "config" in predictor.source and (not args.engines or "dygraph" in args.engines):
+        if "config" in predictor.source:
             model = make_config(predictor.source["config"]).model
             arguments = model.arguments() | {"num_classes": len(predictor.classes)}
             plain = replace(plain, name=f"{model.name} dygraph", model=model.name, arguments=arguments)

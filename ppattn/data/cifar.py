@@ -71,15 +71,14 @@ def cifar(config: Config, name: str) -> Splits:
     """The data set at `data.root`, downloaded to there where it is not and `data.download` allows it."""
     kind, root = CIFAR[name], config.data.location
     found = find_cifar(root, kind)
-    if found is None and config.data.download and not any(p.suffix.lower() in SUFFIXES for p in root.glob("*/*")):
+    if found is None and config.data.download and not any(p.suffix.lower() in SUFFIXES for p in root.rglob("*")):
         target = root if root.name.endswith((".gz", ".tar")) else root / kind.archive
         advice = f"Put {target.name} there yourself, or set data.root to where it is."
         urls = [host + kind.archive for host in HOSTS]
         with locked(target.parent):
             found = fetch(urls, target, f"{kind.title} at {target}", ("md5", kind.md5), advice)
     if found is None:
-        advice = f"put {kind.archive} or {kind.folder}/ there, or set data.root; your own images need data.name=folder"
-        raise UserError(f"No {kind.title} at {root}: {advice}.")
+        raise UserError(f"No {kind.title} at {root}: put {kind.archive} there, or set data.root, or data.name=folder.")
     batches = _read(found, kind)
     if missing := sorted({*kind.train, kind.test, kind.meta} - set(batches)):
         raise UserError(f"{found} is not a complete {kind.title}: {', '.join(missing)} not found in it.")

@@ -53,11 +53,10 @@ def test_holdout_takes_of_every_class_its_share_from_the_training_images(tmp_pat
         assert abs(np.bincount(a.val.labels) - np.bincount(whole.train.labels) * count / len(whole.train)).max() < 1
         names = [a.train.name(i) for i in range(len(a.train))] + [a.val.name(i) for i in range(count)]
         assert sorted(names) == sorted(whole.train.name(i) for i in range(len(whole.train)))
-        for part, other in ((a.train, b.train), (a.val, b.val)):
-            for i in range(len(part)):
-                original = int(part.name(i).rpartition("/")[2])
-                assert part.name(i) == other.name(i) and part.label(i) == whole.train.label(original)
-                assert np.array_equal(part.image(i), whole.train.image(original))
+        for part, other, i in ((p, o, i) for p, o in ((a.train, b.train), (a.val, b.val)) for i in range(len(p))):
+            original = int(part.name(i).rpartition("/")[2])
+            assert part.name(i) == other.name(i) and part.label(i) == whole.train.label(original)
+            assert np.array_equal(part.image(i), whole.train.image(original))
     for count in (1437, 5, 1430):
         build_refused("data.holdout", "digits", holdout=count)
 
@@ -98,8 +97,9 @@ def test_cifar_damage_is_one_sentence(tmp_path):
         changed = {k: v for k, v in (files | {name: data}).items() if v is not None}
         cifar_archive(tmp_path / "cifar-10-python.tar.gz", changed)
         build_refused(match, "cifar10", tmp_path, download=False)
-    write_image(tmp_path / "photos/cat/0.jpg", 0)  # own pictures, and the config of a CIFAR model
-    build_refused("put cifar-10-python.tar.gz.*need data.name=folder", "cifar10", tmp_path / "photos")
+    build_refused("put cifar-10-python.tar.gz", "cifar10", tmp_path / "nowhere", download=False)
+    write_image(tmp_path / "photos/train/cat/0.jpg", 0)  # own pictures, and the config of a CIFAR model
+    build_refused("put cifar-10-python.tar.gz.*or data.name=folder", "cifar10", tmp_path / "photos")
 
 
 def test_download(tmp_path, monkeypatch, capsys):

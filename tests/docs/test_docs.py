@@ -132,9 +132,8 @@ def test_every_key_has_a_meaning_on_the_configuration_page_in_both_languages():
     texts = pages.texts()
     assert all(texts.values())
     assert {key for key, value in dotted_settings(Config().model_dump()) if not isinstance(value, dict)} <= texts.keys()
-    for backbone in BACKBONES.list():
-        for key in pages.signature(BACKBONES.get(backbone)).keys() - Model.model_fields.keys():
-            assert f"model.{key}" in texts, f"ppattn/backbones/arguments.yaml does not explain {key}"
+    for key in {k for b in BACKBONES.list() for k in pages.signature(BACKBONES.get(b))} - Model.model_fields.keys():
+        assert f"model.{key}" in texts, f"ppattn/backbones/arguments.yaml does not explain {key}"
     shown = [key for key in texts if not key.startswith(("page.", "type.", "section."))]
     for page in (pages.configuration(chinese=False), pages.configuration(chinese=True)):
         assert [key for key in shown if f"| `{key.rpartition('.')[2]}` |" not in page] == []
@@ -184,10 +183,9 @@ def test_lines_of_formulas_break_at_wide_gaps_and_continue_where_indented():
 
 def test_troubleshooting_quotes_messages_of_the_code():
     said = []
-    for path in (ROOT / "ppattn").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            said.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts))
+    for node in (n for path in (ROOT / "ppattn").rglob("*.py") for n in ast.walk(ast.parse(path.read_text("utf-8")))):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        said.append("".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts))
     text = (ROOT / "docs/guide/troubleshooting.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE)
     assert len(rows) > 15

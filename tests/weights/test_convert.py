@@ -187,7 +187,8 @@ def test_the_pooler_of_transformers_is_left_out_and_told(tmp_path):
      ("inline_deit_tiny", "timm_deit.pth", "but inline_deit_tiny is a DeiT with 192 channels and 12 blocks"),
      ("deit_tiny", "{here}/resnet.npz", "holds no DeiT, Swin, PVT or PVT v2"),
      ("deit_tiny", "{here}/page.pth", "damaged or not a complete weights file"),
-     ("deit_tiny", "{here}/half.pth", "half.pth"), ("deit_nano", "{here}/own.safetensors", "already a ppattn weights")],
+     ("deit_tiny", "{here}/half.pth", "half.pth"),
+     ("deit_nano", "{here}/own.safetensors", "already a ppattn weights file")],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
 def test_a_wrong_file_is_named_for_what_it_looks_like(model, file, words, tmp_path, capsys):
