@@ -243,7 +243,7 @@ def test_labels_of_an_encoder_serve_its_neighbours(encoder, tmp_path, capsys):
 def test_the_features_are_compared_image_by_image(classes):
     """Classifiers of DINO take the class token and the mean; beside an encoder the class token is compared."""
     shape = {"img_size": 28, "embed_dim": 12, "depth": 1, "num_heads": 3}
-    teacher, student = (ppattn.create_model("dinov2_small", num_classes=count, **shape) for count in classes)
+    teacher, student = (pair("dinov2_small", "linear", num_classes=n, **shape)[i] for i, n in enumerate(classes))
     batches = [(np.random.default_rng(i).standard_normal((2, 3, 28, 28), "float32"), [0, 0], [0, 1]) for i in range(2)]
     found = compare_features(teacher, student, batches, range(5)).metrics
     images = paddle.to_tensor(np.concatenate([images for images, *_ in batches]))
