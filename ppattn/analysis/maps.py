@@ -111,11 +111,10 @@ class Call(NamedTuple):
     def size(self, whole: bool) -> int:
         """Numbers in the map; `whole`: with its windows assembled."""
         attn, tokens = self.block.attn, self.x.shape[1]
-        maps = getattr(attn, "maps", attn.num_heads)
         if getattr(self.block, "window", None) is not None:
-            return maps * (math.prod(self.hw) ** 2 if whole else self.x.shape[0] * tokens**2)
+            return attn.num_maps * (math.prod(self.hw) ** 2 if whole else self.x.shape[0] * tokens**2)
         reduced = attn.spec.sr_ratio**2 if isinstance(attn, SoftmaxAttention) else 1
-        return maps * tokens**2 // reduced if attn.spatial_keys else 0
+        return attn.num_maps * tokens**2 // reduced if attn.spatial_keys else 0
 
     def layer_map(self) -> LayerMap:
         side, attn = getattr(self.block, "window", None), self.block.attn

@@ -133,7 +133,8 @@ class Attention(nn.Layer):
         if spec.dim % spec.num_heads:
             raise UserError(f"num_heads = {spec.num_heads} does not divide {spec.dim}, the width of its stage.")
         self.spec = spec
-        self.num_heads, self.head_dim = spec.num_heads, spec.dim // spec.num_heads
+        self.num_heads = self.num_maps = spec.num_heads  # maps: of `weights`
+        self.head_dim = spec.dim // spec.num_heads
 
     def forward(self, x: Tensor, context: Context | tuple[int, int]) -> tuple[Tensor, LayerState]:
         """Mix the tokens x [B, P + H*W, C]; `context` may be just (H, W). Returns y like x, and the next state."""

@@ -38,7 +38,7 @@ class CirculantAttention(Attention):
 
     def __init__(self, spec: AttentionSpec):
         super().__init__(spec)
-        c = self.maps = spec.dim  # every channel has a map of its own
+        c = self.num_maps = spec.dim  # every channel has a map of its own
         self.qkv, self.gate, self.proj = Linear(c, 3 * c, bias=False), Linear(c, c), Linear(c, c)
 
     def project(self, x: Tensor, context: Context) -> Parts:

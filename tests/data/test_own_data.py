@@ -114,7 +114,8 @@ def test_lines_of_lists(tmp_path, line, path, label):
     "classes,labels,names",
     [("2 bird\n0 cat\n1 dog\n", "0 1 2", "cat dog bird"), ("1 cat\n2 dog\n3 bird\n", "1 2 3", "cat dog bird"),
      ("10: cat\n20: dog\n", "20 10", "dog cat"), ("dog,1\ncat,0\n", "0 1", "cat dog"), ("cat\ndog\n", "0 1", "cat dog"),
-     ("1 euro\n2 euro\n", "0 1", "1_euro 2_euro"), ("a,x\na,y\nb,x\nb,y", "a,x, a,y b,x|; b,y", "a,x a,y b,x b,y")],
+     ("1 euro\n2 euro\n", "0 1", "1_euro 2_euro"), ("ant\nbee", "ant, bee|;", "ant bee"),
+     ("a,x\na,y\nb,x\nb,y", "a,x, a,y b,x|; b,y", "a,x a,y b,x b,y")],
 )  # fmt: skip
 def test_label_maps_in_any_order_from_any_number(tmp_path, classes, labels, names):
     write_image(tmp_path / "a.png", 0)

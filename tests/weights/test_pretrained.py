@@ -49,7 +49,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         tag = f'"{zlib.crc32(body)}"'
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
         ranges = name != "stubborn.pth" and self.headers.get("If-Range", tag) == tag
-        if (start := int(asked[1]) if asked and ranges else 0) >= len(body):
+        start = int(asked[1]) if asked and ranges else 0
+        if start >= len(body):
             self.send_response(416)
             return self.end_headers()
         self.send_response(206 if start else 200)
