@@ -101,12 +101,12 @@ def _read(path: Path) -> tuple[dict, dict[str, str]]:
             walk(value, f"{prefix}{key.value}.")
 
     walk(node, "")
-    return _mapping(tree or {}, str(path)), origins
+    return _mapping(tree, str(path)), origins
 
 
 def _mapping(tree: object, name: str) -> dict:
     if not isinstance(tree, dict):
-        raise UserError(f"{name} is a {type(tree).__name__}, not a mapping of sections to settings.")
+        raise UserError(f"{name} is {f'a {type(tree).__name__}' if tree else 'empty'}, not a mapping of settings.")
     return tree
 
 

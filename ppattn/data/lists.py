@@ -45,6 +45,9 @@ def _read_list(path: Path, root: Path) -> Rows:
         label = label.strip().rstrip(",;|").rstrip()  # a sign at the end names no further class
         if not label or "\0" in line:
             raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
+        if number == 1 and Path(image.strip()).suffix.lower() not in SUFFIXES and not _on_disk(root, image.strip()):
+            logger.warning("%s: the first line, %r, is left out: it names no image", path, line[:200])
+            continue
         paths.append(_on_disk(root, image.strip()) or image.strip() if not image.isascii() or "\\" in image else image)
         labels.append(composed_name(label))
     if not paths:

@@ -185,8 +185,7 @@ class EvalLoader:
         return stream(self._make, self._finish, range(len(self)), (self.batch, *self.preprocess.slot), self.workers)
 
     def _make(self, number: int, pixels: np.ndarray) -> tuple:
-        read: list[int] = []
-        labels, failures = [], []
+        read, labels, failures = list[int](), list[int](), list[str]()
         for index in self.order[number * self.batch : (number + 1) * self.batch].tolist():
             try:
                 image, label = self.split[index]

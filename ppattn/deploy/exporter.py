@@ -105,15 +105,13 @@ def export(
     output = "features" if features or not model.num_classes else "logits" if logits else "probabilities"
     size = Preprocess(img_size or (preprocess or model).img_size).img_size
     preprocess = preprocess or Preprocess(size, in_chans=model.in_chans)
-    names = [] if output == "features" else list(classes or map(str, range(model.num_classes)))
+    names = [] if output == "features" else check_names(list(classes or map(str, range(model.num_classes))), "export")
     plan = Plan(format, precision, output, names, dynamic_size, model.strides[-1], preprocess, sigmoid)
     if sigmoid and output == "logits":
         raise UserError("Logits are read as those of one class per image; this model has several: leave --logits out.")
     check_runtimes(format, precision, output)
     if names and len(names) != model.num_classes:
         raise UserError(f"The model has {model.num_classes} classes, but {len(names)} class names were given.")
-    if names:
-        check_names(names, "export")
     if (preprocess.in_chans, *preprocess.img_size) != (model.in_chans, *size):
         made, taken = [preprocess.in_chans, *preprocess.img_size], [model.in_chans, *size]
         raise UserError(f"The preprocessing gives images {made}, the export takes {taken}.")

@@ -160,6 +160,7 @@ predict --run {run} {here}/digit.png --csv {run}/metrics.csv | would be overwrit
 -o distill.teacher={run} data.name=folder data.root={here}/small | other classes, 10 (0, 1, 2, ...), than the data, 1
 -o augment.rand_augment=rand-n{digits} | 1000
 train -c {here}/latin.yaml | latin.yaml | invalid continuation byte
+train -c {here}/empty.yaml | empty.yaml is empty
 -o data.name=list -o data.root={here}/lists -o data.train=beyond.txt | label 99999999999 | below 1,000,000
 -o data.name=list -o data.root={here}/lists -o data.train=utf16.txt | utf16.txt | UTF-8
 predict --run {run} {here}/broken_link.png | cannot read image
@@ -183,11 +184,10 @@ def made(tmp_path_factory):
     files = {
         "tiny.yaml": f"{TINY}output: {here}/fresh\n", "run.yaml": f"{TINY}output: {here}/run\n",
         "broken.yaml": "train: {epochs: 3\n", "twice.yaml": "train:\n  epochs: 1\n  epochs: 2\n",
-        "chain.yaml": "base: middle.yaml\n", "middle.yaml": "base: tiny.yaml\n",
+        "empty.yaml": "# nothing\n", "chain.yaml": "base: middle.yaml\n", "middle.yaml": "base: tiny.yaml\n",
         "no_base.yaml": "base: nowhere.yaml\n", "typo.yaml": "train: {epochs: 3}\noptimizer:\n  lrr: 0.1\n",
         "own/config.yaml": f"# notes\n{TINY}output: {here}/own\n", "text.png": "not an image",
-        "lists/beyond.txt": "a.png 99999999999\nb.png 0\n", "lists/val.txt": "a.png 0\n",
-        "both/train.tar": "",
+        "lists/beyond.txt": "a.png 99999999999\nb.png 0\n", "lists/val.txt": "a.png 0\n", "both/train.tar": "",
     }  # fmt: skip
     for folder in ("flat", "own", "lists", "hollow/train/cat", "hollow/val/cat", "both"):
         (here / folder).mkdir(parents=True)

@@ -145,12 +145,12 @@ def test_a_list_of_other_files_is_refused(tmp_path):
         written(tmp_path, "my photo.jpg,cat\nmy other.jpg,dog\n")
 
 
-def test_one_image_under_two_labels_is_found(tmp_path, capsys, caplog):
+def test_a_header_and_one_image_under_two_labels_are_found(tmp_path, capsys, caplog):
     fill(tmp_path, ["train", "val"])
     write_image(tmp_path / "train/dog/again.png", [crc32(b"train"), 0, 1])
     assert main("check", ["--data", str(tmp_path)]) == 2 and "cat/1.png (cat) = " in capsys.readouterr().out
-    written(tmp_path, "train/cat/1.png cat\ntrain/cat/1.png dog\n")
-    assert "1 images under several labels" in caplog.text
+    assert written(tmp_path, "filename\tclass\ntrain/cat/1.png\tcat\ntrain/cat/1.png\tdog\n")[1] == ["cat", "dog"]
+    assert "'filename\\tclass', is left out" in caplog.text and "1 images under several labels" in caplog.text
 
 
 def test_files_are_images_by_their_content(tmp_path, caplog, capsys):
