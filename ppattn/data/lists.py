@@ -42,13 +42,13 @@ def _read_list(path: Path, root: Path) -> Rows:
             if not known and (named := IMAGE_NAME.match(line)):
                 known = [(named[0], line[named.end() :].strip())]
             image, label = (known or pairs or [("", "")])[0]
-        label = label.strip().rstrip(",;|").rstrip()  # a sign at the end names no further class
+        image, label = image.strip(), label.strip().rstrip(",;|").rstrip()  # a sign at the end names no further class
         if not label or "\0" in line:
             raise UserError(f"{path}:{number}: {line[:200]!r} is not of the form 'path label'.")
-        if number == 1 and Path(image.strip()).suffix.lower() not in SUFFIXES and not _on_disk(root, image.strip()):
+        if number == 1 and Path(image).suffix.lower() not in SUFFIXES and not _on_disk(root, image):
             logger.warning("%s: the first line, %r, is left out: it names no image", path, line[:200])
             continue
-        paths.append(_on_disk(root, image.strip()) or image.strip() if not image.isascii() or "\\" in image else image)
+        paths.append(_on_disk(root, image) or image if not image.isascii() or "\\" in image else image)
         labels.append(composed_name(label))
     if not paths:
         raise UserError(f"List file {path} is empty.")
@@ -56,9 +56,9 @@ def _read_list(path: Path, root: Path) -> Rows:
 
 
 def _on_disk(root: Path, image: str) -> str | None:
-    """The path as the disk has it: accents in another form, or written on Windows."""
+    """The path of a file as the disk has it: accents in another form, or written on Windows."""
     forms = [image, *(unicodedata.normalize(form, image) for form in ("NFC", "NFD")), image.replace("\\", "/")]
-    return next((form for form in forms if "\0" not in form and os.path.exists(root / form)), None)
+    return next((form for form in forms if "\0" not in form and os.path.isfile(root / form)), None)
 
 
 def several_labels(labels: set[str]) -> str | None:

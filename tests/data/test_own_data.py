@@ -149,8 +149,8 @@ def test_a_header_and_one_image_under_two_labels_are_found(tmp_path, capsys, cap
     fill(tmp_path, ["train", "val"])
     write_image(tmp_path / "train/dog/again.png", [crc32(b"train"), 0, 1])
     assert main("check", ["--data", str(tmp_path)]) == 2 and "cat/1.png (cat) = " in capsys.readouterr().out
-    assert written(tmp_path, "filename\tclass\ntrain/cat/1.png\tcat\ntrain/cat/1.png\tdog\n")[1] == ["cat", "dog"]
-    assert "'filename\\tclass', is left out" in caplog.text and "1 images under several labels" in caplog.text
+    assert written(tmp_path, "train\tclass\ntrain/cat/1.png \tcat\ntrain/cat/1.png\tdog\n")[1] == ["cat", "dog"]
+    assert "'train\\tclass', is left out" in caplog.text and "1 images under several labels" in caplog.text
 
 
 def test_files_are_images_by_their_content(tmp_path, caplog, capsys):
