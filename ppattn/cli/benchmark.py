@@ -34,6 +34,8 @@ def run(args: Namespace) -> None:
         if args.models or args.folder or args.engines or args.dtype:
             raise UserError("--tokens ranks attention layers alone, without --models, --folder, --engines and --dtype.")
         return _rank(args)
+    if args.dim or args.heads:
+        raise UserError("--dim and --heads are for --tokens; a model has its own.")
     args.seconds = args.seconds or 1.5
     if not args.output:
         raise UserError("Name a folder for the results: --output DIR.")
@@ -87,9 +89,9 @@ def _rank(args: Namespace) -> None:
     """A table of all attentions, or those of --attentions, for each mode and batch."""
     import ppattn
 
-    if args.dim % args.heads:
-        raise UserError(f"--dim {args.dim} is not a multiple of --heads {args.heads}.")
-    grid = _grid(args.tokens)
+    dim, heads, grid = args.dim or 192, args.heads or 3, _grid(args.tokens)
+    if dim % heads:
+        raise UserError(f"--dim {dim} is not a multiple of --heads {heads}.")
     ppattn.setup(threads=args.threads, seed=0)
     from ppattn.attention import ATTENTIONS
     from ppattn.runtime.environment import environment
@@ -99,10 +101,8 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        shape = grid, args.dim, args.heads, batch
-        measured = benchmark.measure_layers(*shape, mode, names, args.rounds, args.seconds or 0.1)
-        used = describe_processor(machine, args.threads)
-        print(f"{mode}, batch {batch}, width {args.dim}, {args.heads} heads, {used}")
+        measured = benchmark.measure_layers(grid, dim, heads, batch, mode, names, args.rounds, args.seconds or 0.1)
+        print(f"{mode}, batch {batch}, width {dim}, {heads} heads, {describe_processor(machine, args.threads)}")
         print(*benchmark.speed_table(measured), "", sep="\n", flush=True)
         rows += measured
     if args.output:
