@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import yaml
@@ -135,15 +136,16 @@ def at_equal_time(results: Results, one: Row | None, softmax: Row | None) -> str
 
 
 def tokens_time_table(results: Results) -> str:
-    """Training speed against softmax, and milliseconds in inference, of `deit_nano` with 64, 256 and 1,024 tokens."""
-    train, infer = nano_times(results, "train"), nano_times(results, "infer")
-    body = []
-    for name in dict.fromkeys(name for name, _, _ in infer):
-        cells = [train.get((name, 32, n), {}).get("against_softmax") for n in TOKENS]
-        cells += [infer.get((name, batch, n), {}).get("ms_per_image") for batch in (1, 32) for n in TOKENS]
-        body.append([f"`{name}`", *(number(value, ".2f") for value in cells)])
-    heads = ("training speed", "ms, batch 1", "ms, batch 32")
-    return table(["attention", *(f"{head}, {n:,} tokens" for head in heads for n in TOKENS)], body)
+    """What training and inference of `deit_nano` with 64, 256 and 1,024 tokens cost; an epoch has 50,000 images."""
+    heads = {"training speed": ".2f", "seconds an epoch": ",.0f", "MB, training": ",.0f"}
+    heads |= {"ms, batch 1": ".2f", "ms, batch 32": ".2f", "MB, inference": ",.0f"}
+    train, infer, body = nano_times(results, "train"), nano_times(results, "infer"), []
+    for n, name in product(TOKENS, dict.fromkeys(name for name, _, _ in infer)):
+        step, one, many = train[name, 32, n], infer[name, 1, n], infer[name, 32, n]
+        cells = [step["against_softmax"], 50 * float(step["ms_per_image"]), step["step_mb"]]
+        cells += [one["ms_per_image"], many["ms_per_image"], many["step_mb"]]
+        body.append([f"{n:,}", f"`{name}`", *map(number, cells, heads.values())])
+    return table(["tokens", "attention", *heads], body)
 
 
 def front(points: dict[str, tuple[float, float]]) -> list[str]:
@@ -240,8 +242,7 @@ def corruptions_table(results: Results) -> str:
     found: dict[str, dict[str, list[float]]] = {}
     for row in sorted(rows, key=lambda row: (row["model"], row["strength"])):
         found.setdefault(row["model"], {}).setdefault(row["corruption"], []).append(100 * float(row["top1"]))
-    names = list(dict.fromkeys(row["corruption"] for row in rows))
-    body = []
+    names, body = list(dict.fromkeys(row["corruption"] for row in rows)), []
     for model, cells in found.items():
         mean = statistics.mean(top1 for strengths in cells.values() for top1 in strengths)
         strengths = [" / ".join(f"{top1:.1f}" for top1 in cells[name]) for name in names]

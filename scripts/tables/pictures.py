@@ -145,7 +145,7 @@ def draw_accuracy_tokens(figure: Any, rows: list[Row], times: dict) -> None:
         axes.errorbar([*measured.values()], y, bars, capsize=3, marker="o", color=colour_of(name), label=name)
         for n, x in measured.items():
             axes.annotate(f"{n:,}", (x, own[n].mean), (5, -11), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
+    axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log", xmargin=0.1)
     axes.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
     axes.legend()
 
@@ -218,8 +218,7 @@ def outdated(results: Results, write: bool) -> list[Path]:
             continue
         wrong.append(path)
         if write and one.values:
-            out = StringIO()
-            grid = {"axes.grid": True, "grid.alpha": 0.3}
+            out, grid = StringIO(), {"axes.grid": True, "grid.alpha": 0.3}
             with rc_context(grid), open_figure(out, one.width, 4.5, one.title) as figure:
                 one.draw(figure, *one.data)
             path.write_text(f"{out.getvalue()}<!-- {digest} -->\n", encoding="utf-8")
