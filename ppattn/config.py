@@ -142,12 +142,13 @@ def merged_config(tree: dict, changes: dict) -> dict:
 
 
 def parse_override(item: str) -> dict:
-    """`section.key=value` as a mapping; the value is YAML."""
+    """`section.key=value` as a mapping; the value is YAML, but as it is with a ` #`, which would begin a comment."""
     key, sign, text = item.partition("=")
     parts = key.strip().split(".")
     if not sign or not all(parts):
         raise UserError(f"Override {item!r} is not of the form section.key=value.")
-    value, _ = parse_yaml(text, f"-o {item}")
+    quoted = text.lstrip()[:1] in ("'", '"', "[", "{")
+    value: Any = text.strip() if " #" in f" {text}" and not quoted else parse_yaml(text, f"-o {item}")[0]
     for part in reversed(parts):
         value = {part: value}
     return value
@@ -217,8 +218,7 @@ def make_config(tree: dict, origins: dict[str, str] | None = None) -> Config:
         name = zoo.table.known(name) or name
         with _set_at(origins, "model.name"):
             schema = _with_backbone(name)
-        own = type(schema.model_fields["model"].default).model_fields
-        foreign = zoo.backbone_arguments().keys() - own.keys()
+        foreign = zoo.backbone_arguments().keys() - type(schema.model_fields["model"].default).model_fields.keys()
         model = {key: value for key, value in model.items() if value is not None or key not in foreign}
         tree = tree | {"model": model | {"name": name}}
     try:

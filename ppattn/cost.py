@@ -28,11 +28,10 @@ def macs(model: Any, img_size: tuple[int, int] | None = None) -> int:
     example = model.example(size=img_size)
     spec = InputSpec(example.shape, example.dtype.name)
     with evaluating(model), tracing():
-        static = paddle.jit.to_static(model.forward, input_spec=[spec], full_graph=True)
-        program = static.concrete_program.main_program
+        traced = paddle.jit.to_static(model.forward, input_spec=[spec], full_graph=True).concrete_program
     total = 0
     depends: set[int] = set()  # ids of the values that depend on the images; the others are resized tables
-    for op in program.global_block().ops:
+    for op in traced.main_program.global_block().ops:
         inputs = {value.id for value in op.operands_source() if value.initialized()}
         if op.name() == "pd_op.data" or inputs & depends:
             depends.update(value.id for value in op.results())

@@ -250,14 +250,13 @@ def linearize(request: Request, base: Config, command: str = "", say: Callable[[
             results.get(f"20 nearest neighbours, {key}", partial(measure.neighbours, one, splits.train))
     models = {"teacher": settings.model, "result": config.model}
     none = {"blocks": {}, "loss": 0.0, "milliseconds": time["model"]}
-    front = [none, *({key: step[key] for key in none} for step in path)]
     report = {
         "request": asdict(request),
         "metric": "features" if by_features else "top1",
         "teacher_saw_held_out_images": not provenance or provenance.data["train"].sha256 != images["train"],  # or may
         "blocks": teacher.block_names(),
         "chosen": chosen,
-        "front": front,
+        "front": [none, *({key: step[key] for key in none} for step in path)],
         "measured": results.tree,
         "cost": results.get("cost", lambda: measure_costs(models, teacher, request.size)),
     }

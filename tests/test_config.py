@@ -31,6 +31,7 @@ def test_base_file_and_overrides_are_merged_in_this_order(files):
     assert (config.model.name, config.model.depth, config.model.attention) == ("deit_tiny", 5, ["inline"])
     assert config.model.patch_size == 5
     assert load_config(files / "top.yaml", ["augment={}"])[0].augment.random_resized_crop is None
+    assert [override_config({}, [f"output={o}"]).output for o in ("a #2", "'b' # c")] == ["a #2", "b"]
     assert config.optimizer.lr == 1e-5 and config.augment.random_resized_crop.scale == [0.6, 1.0]
     assert config.augment.random_resized_crop.ratio == [1, 1]
     for text, scale in (("{scale: [0.5, 0.5], ratio: [1, 1]}", [0.5, 0.5]), ("null", None)):  # a fixed shape, none

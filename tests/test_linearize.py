@@ -215,8 +215,7 @@ def test_an_encoder_on_a_plain_folder_becomes_a_hybrid_and_continues(encoder, tm
     assert "a window of 7 covers the 4 x 4 tokens" in refused(*line(encoder, run, "--to", "window", *photos))
     assert "set img_size" in refused(*line(encoder, run, "--to", "linformer", *given[-4:], *photos))
     monkeypatch.setattr(linearize, "milliseconds", fixed)
-    said = refused(*line(encoder, run, *given, "--speed", "2", *photos))
-    assert "--speed 2 is not reached: 1.80 is the most" in said
+    assert "--speed 2 is not reached: 1.80 is the most" in refused(*line(encoder, run, *given, "--speed", "2", *photos))
     report = call(encoder, run, *given, "--speed", "1.2", *photos)
     assert "cosine of the features to the teacher's" in capsys.readouterr().out
     front = report["front"]

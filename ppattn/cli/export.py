@@ -65,7 +65,7 @@ def _real_images(config, preprocess, precision: str) -> dict:
         splits = build_datasets(quiet)
         images = {"images": some(splits.val, 8 if precision == "fp32" else 64)}
         return images | ({"calibration": some(splits.train, 256)} if precision == "int8" else {})
-    except UserError as error:
+    except (UserError, OSError) as error:
         if precision == "int8":
             raise UserError(f"int8 is calibrated with training images, and they are not at hand: {error}") from None
         print(f"  checked on random images only: {error}")

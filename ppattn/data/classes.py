@@ -109,7 +109,7 @@ def is_imagenet(names: list[str]) -> bool:
 
 def class_numbers(names: list[str], others: list[str]) -> list[int | None]:
     """The index among a model's classes of each class of some data; None for those that it does not have."""
-    numbers = others == [*map(str, range(len(others)))] and len(others) < len(names) and not {*others} & {*names}
+    numbers = others == [*map(str, range(len(others)))] and len(others) <= len(names) and not {*others} & {*names}
     if numbers or same_classes(names, others):
         warn_of_order(names, others)
         return [*range(len(others))]

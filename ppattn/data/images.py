@@ -32,6 +32,7 @@ SIGNATURE = re.compile(  # the beginning of a file in one of these formats
 JPEG_MARKER = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")  # those with a segment, and the end of the image
 JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers of segments that hold the number of channels
 LARGEST_RESIZED = 1 << 24  # pixels
+TIFF_PLANES = {b"II*\0": b"\x1c\x01\x03\0\x01\0\0\0\x02\0", b"MM\0*": b"\x01\x1c\0\x03\0\0\0\x01\0\x02"}  # tag 284
 
 
 class ImageError(UserError):
@@ -53,6 +54,8 @@ def decode(data: bytes, name: str, max_value: float | None = None, channels: int
     if jpeg == 0:
         raise ImageError(f"{name} is a truncated JPEG.")
     try:
+        if (planes := TIFF_PLANES.get(data[:4])) and planes in data and getattr(_numbers_of(data, 3), "ndim", 0) == 3:
+            raise ImageError(f"{name} has planes of more than 8 bits: interleave the channels, or save it as .npy.")
         if channels > 3 or max_value or data.startswith(b"\x93NUMPY"):
             if (numbers := _numbers_of(data, channels)) is not None:
                 return from_array(numbers, name, max_value, channels)
@@ -78,10 +81,10 @@ def _numbers_of(data: bytes, channels: int) -> np.ndarray | None:
         array = np.load(io.BytesIO(data), allow_pickle=False)
         first = array.ndim == 3 and array.shape[0] in (1, 3, channels) and array.shape[2] not in (1, 3, channels)
         return array.transpose(1, 2, 0) if first else array
-    buffer = np.frombuffer(data, np.uint8)
-    if channels > 3 and len(pages := cv2.imdecodemulti(buffer, cv2.IMREAD_UNCHANGED)[1]) == channels:
+    file = np.frombuffer(data, np.uint8)
+    if channels > 3 and len(pages := cv2.imdecodemulti(file, cv2.IMREAD_UNCHANGED)[1]) == channels:
         return np.stack(pages, axis=-1)
-    deep: Any = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
+    deep: Any = cv2.imdecode(file, cv2.IMREAD_UNCHANGED if channels > 3 else cv2.IMREAD_ANYDEPTH | cv2.IMREAD_ANYCOLOR)
     if deep is not None and deep.dtype != np.uint8:  # Pillow reads 8 bits of each colour
         return deep[..., [2, 1, 0, 3][: deep.shape[2]]] if deep.ndim == 3 else deep
     return None
@@ -113,7 +116,7 @@ def is_one_colour(image: np.ndarray) -> bool:
 
 def image_from_pillow(picture: Image.Image, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
     """A picture of Pillow as uint8 [h, w, channels], see `decode`; `ImageError` for 32 bits without `max_value`."""
-    if channels > 3 or max_value:
+    if channels > 3 or (max_value and picture.mode not in ("CMYK", "LAB")):
         picture = ImageOps.exif_transpose(picture)
         picture = picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture
         return from_array(np.asarray(picture), name, max_value, channels)

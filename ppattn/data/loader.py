@@ -129,7 +129,7 @@ class TrainLoader:
                     failures.append((self.split.name(index), str(error)))
                     index = (index + 1) % len(self.split)
             else:
-                raise UserError(f"100 images in succession cannot be read, the last one is {failures[-1][0]}.")
+                raise UserError(f"100 images in succession cannot be read, the last one: {failures[-1][1]}")
             flipped = self.config.augment.alternating_flip and (self.flip_first[index] + epoch) % 2 == 1
             pixels[k][inside], box = transform.pixels(image, rng, flipped)
             erased.append(box)

@@ -45,8 +45,7 @@ def check(
         while waiting:
             try:
                 given = (work, f"{place}/inputs.npz", place, *waiting)
-                done = run_python("-m", "ppattn.deploy.engines", *given, limit=limit)
-                failed = f"it failed: {failure_reason(done)}"
+                failed = "it failed: " + failure_reason(run_python("-m", "ppattn.deploy.engines", *given, limit=limit))
             except subprocess.TimeoutExpired:
                 failed = f"it did not answer within {limit:.0f} s"
             answered = True

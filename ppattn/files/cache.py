@@ -57,6 +57,8 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             print(f"waiting for another process that downloads or compiles into {folder}", file=sys.stderr, flush=True)
             flock(handle, LOCK_EX)
+        except OSError:
+            pass  # a file system without locks
         yield
     finally:
         os.close(handle)

@@ -24,8 +24,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -
     if compiled(x, weight, bias) and x.shape[-1:] == weight.shape == bias.shape:
         return run("layer_norm", x, weight, bias, epsilon, grad_mask(x, weight, bias))
     if is_half(x) and not eager():  # the kernels of half precision have float32 statistics inside
-        y = F.layer_norm(as_float32(x), x.shape[-1:], as_float32(weight), as_float32(bias), epsilon)
-        return as_dtype_of(y, x)
+        return as_dtype_of(F.layer_norm(as_float32(x), x.shape[-1:], as_float32(weight), as_float32(bias), epsilon), x)
     weight, bias = (t if is_half(x) else as_float32(t) for t in (weight, bias))
     if weight.stop_gradient:  # Paddle's CPU kernel then ignores the weight in the gradient of x
         return F.layer_norm(x, x.shape[-1:], epsilon=epsilon) * weight + bias

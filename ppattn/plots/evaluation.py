@@ -40,8 +40,7 @@ def draw_confusion(
         axes.set_title(f"{_short(title, 60)}\nconfusion matrix, % of each true class".strip())
         if n <= 50:
             room = 0.9 * axes.get_window_extent().width / len(names)
-            marks = axes.set_xticks(range(len(names)), names)
-            if max(mark.label1.get_window_extent().width for mark in marks) > room:
+            if max(x.label1.get_window_extent().width for x in axes.set_xticks(range(len(names)), names)) > room:
                 axes.tick_params("x", rotation=90)
             axes.set_yticks(range(n), names[:n])
         if n <= 20:

@@ -64,7 +64,7 @@ def find(path: str | Path) -> Path:
     """The file meant by a path: a file with or without suffix, or that in a run folder or a folder of transformers."""
     path = Path(path)
     beside = (path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)
-    for candidate in (path, *beside, *(path / name for name in FOLDERS)):
+    for candidate in (path, *(path / name for name in FOLDERS), *beside):
         if candidate.is_file():
             return candidate
     if path.is_dir():

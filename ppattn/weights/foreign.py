@@ -54,8 +54,7 @@ def foreign_sources() -> list[Source]:
 def recognise(arrays: dict[str, np.ndarray], path: str | Path) -> tuple[Source, dict[str, np.ndarray]]:
     """The source of a state dict, and the arrays under names and in layouts that `from_official` takes."""
     bias, weight = (arrays.get(f"blocks.0.mlp.{name}") for name in ("fc1.bias", "fc2.weight"))  # as timm has them
-    packed = bias is not None and weight is not None and bias.size == 2 * max(weight.shape)
-    if packed or _matches(SWIGLU, arrays):
+    if (bias is not None and weight is not None and bias.size == 2 * max(weight.shape)) or _matches(SWIGLU, arrays):
         raise UserError(f"{path} holds a model with both halves of a SwiGLU in one layer: no model here has that.")
     source = next((s for s in foreign_sources() if _matches(s.mark, arrays) and not _matches(s.without, arrays)), None)
     if source is None:

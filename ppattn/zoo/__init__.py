@@ -107,14 +107,15 @@ def weights_file(name: str) -> Path:
         if converted.is_file():
             return converted
         advice = f"Or get the file by hand and convert it: {convert}."
+        theirs = (cache / file).exists()
         downloaded = fetch([url], cache / file, f"{name}: {file}", digest, advice)
         try:
             model = create_model(name)
-            report = weights.convert(model, downloaded)
-            facts = {"name": name, "img_size": list(model.img_size), **report.constants}
+            facts = {"name": name, "img_size": list(model.img_size), **weights.convert(model, downloaded).constants}
             weights.save(converted, model.state_dict(), {"config": {"model": facts}})
         finally:
-            downloaded.unlink()  # what was converted, or is of no use, is not kept
+            if not theirs:
+                downloaded.unlink()  # what was converted, or is of no use, is not kept
     return converted
 
 

@@ -186,6 +186,9 @@ def test_colours_of_16_bits_keep_the_upper_ones(tmp_path):
     image = np.random.default_rng(0).integers(0, 65536, (7, 5, 3)).astype(np.uint16)
     cv2.imwrite(str(tmp_path / "deep.png"), image[..., ::-1])
     assert np.array_equal(read_image(tmp_path / "deep.png"), image >> 8)
+    tag = b"\x1c\x01\x03\0\x01\0\0\0"  # PlanarConfiguration, one short number
+    with pytest.raises(ImageError, match="planes of more than 8 bits"):
+        decode(cv2.imencode(".tif", image)[1].tobytes().replace(tag + b"\1", tag + b"\2"), "x.tif")
 
 
 def test_floats_need_a_range(tmp_path):
@@ -218,7 +221,8 @@ def test_pixels_do_not_depend_on_the_container(tmp_path, mode, kind):
         expected = np.asarray(again.convert("RGB"))
     if mode == "I;16":
         expected = np.repeat((np.asarray(picture) >> 8)[..., None], 3, axis=2)
-    assert abs(read_image(path).astype(int) - expected).max() <= (2 if kind == "JPEG" and mode != "CMYK" else 0)
+    for top in [None] if mode == "I;16" else [None, 255]:
+        assert abs(read_image(path, top).astype(int) - expected).max() <= (0 if mode == "CMYK" or kind != "JPEG" else 2)
 
 
 @pytest.mark.parametrize("size,settings", [((1, 60_000), {}), ((60_000, 1), {"interpolation": "bilinear"})])

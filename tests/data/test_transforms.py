@@ -91,6 +91,8 @@ def test_read_applies_exif_orientation(tmp_path):
     Image.fromarray(image).save(tmp_path / "turned.jpg", exif=exif)
     result = read_image(tmp_path / "turned.jpg")
     assert result.shape == (33, 20, 3) and result[2].mean() > 200 and result[-3].mean() < 50
+    Image.fromarray(image[..., 0].astype(np.uint16)).save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(read_image(tmp_path / "turned.png", 255), np.rot90(image, -1))
 
 
 @pytest.mark.parametrize("part", [0, 0.02, 0.5, 0.95, -2])

@@ -144,8 +144,7 @@ def project(tmp_path):
 
 
 def compare(project: Path, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, project / "examples/compare.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run([sys.executable, project / "examples/compare.py", *arguments], capture_output=True, text=True)
 
 
 def calls(project: Path) -> int:

@@ -179,8 +179,7 @@ def test_the_page_about_convolutions_states_what_was_measured():
     beside = [cells[True, True] - cells[key] for cells in pairs for key in one if key in cells]
     both = [cells[True, True] - cells[False, False] for cells in pairs]
     neither = {name: cells[False, False] for name, cells in found.items()}
-    softmax = neither.pop("softmax")
-    assert f"softmax has {softmax:.2f} %, and the other thirteen" in text and len(neither) == 13
+    assert f"softmax has {neither.pop('softmax'):.2f} %, and the other thirteen" in text and len(neither) == 13
     assert f"Both add {min(both):.1f} to {max(both):.1f} points" in text
     assert f"between {min(neither.values()):.2f} and {max(neither.values()):.2f} %" in text
     assert f"adds {min(alone):.1f} to {max(alone):.1f} points to the fourteen" in text and len(alone) == 21

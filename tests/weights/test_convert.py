@@ -219,8 +219,7 @@ def test_convert_never_writes_onto_its_source_or_a_file_without_content(tmp_path
 def test_a_random_classifier_predicts_nothing(tmp_path, monkeypatch, capsys):
     path = changed(tmp_path, "timm_deit", lambda arrays: {n: a for n, a in arrays.items() if "head" not in n})
     model = small_deit(monkeypatch)
-    command = ["--model", model, "--from", str(path), "--output", f"{tmp_path}/w", "--allow", "head"]
-    assert main("convert", command) == 0
+    assert main("convert", ["--model", model, "--from", str(path), "--output", f"{tmp_path}/w", "--allow", "head"]) == 0
     file = str(tmp_path / "w.safetensors")
     for verb, *rest in (["eval"], ["predict", file], ["export", "--output", f"{tmp_path}/e"]):
         assert main(verb, ["--run", file, *rest]) == 2
