@@ -113,7 +113,9 @@ def base_config(model: str, config: str | None, data: str | None, output: str, o
     train = own_splits(override_config(found.model_dump(), ["data.holdout=1"])).train
     images = min(5000, max(len(train) // 10, len(set(train.labels))))
     batch = max(1, min(found.data.batch_size, len(train) - images))  # a small folder is one batch
-    return override_config(found.model_dump(), [f"data.holdout={images}", f"data.batch_size={batch}"])
+    accumulate = min(found.train.accumulate, max(1, (len(train) - images) // batch))
+    fitted = {"data.holdout": images, "data.batch_size": batch, "train.accumulate": accumulate}
+    return override_config(found.model_dump(), [f"{key}={value}" for key, value in fitted.items()])
 
 
 class Results:

@@ -296,7 +296,7 @@ def test_a_budget_that_the_result_does_not_meet_is_an_error_with_the_result(teac
 @pytest.mark.slow
 def test_a_model_of_another_library_on_own_images(foreign, tmp_path, capsys):
     fill(tmp_path / "photos", ["train", "val"], "abcdefg", 6)
-    small = ["data.batch_size=16", "data.num_workers=0", "train.threads=1"]
+    small = ["data.batch_size=16", "data.num_workers=0", "train.threads=1", "train.accumulate=3"]
     report = call(foreign, tmp_path / "run", "--data", tmp_path / "photos", "--to", "inline", "-o", *small)
     assert "2 of 2 blocks have inline attention" in capsys.readouterr().out
     assert report["teacher_saw_held_out_images"] and main(["eval", "--run", str(tmp_path / "run")]) == 0

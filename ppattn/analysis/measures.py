@@ -52,8 +52,7 @@ def effective_rank(weights: np.ndarray) -> float:
 
 def similarity(a: np.ndarray, b: np.ndarray) -> float:
     """Cosine between maps of the same shape, averaged over rows and heads."""
-    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
-    return float(((a * b).sum(-1) / np.maximum(norms, 1e-30)).mean())
+    return float(((a * b).sum(-1) / np.linalg.norm([a, b], axis=-1).prod(0).clip(1e-30)).mean())
 
 
 def diagonality(weights: np.ndarray) -> float:

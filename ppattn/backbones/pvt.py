@@ -108,5 +108,4 @@ class PVT(Pyramid):
         return (x.mean(axis=1) if self.cls_token is None else x[:, 0]), maps[1:], state
 
     def official_name(self, name: str) -> str | None:
-        unused = self.norm is None and name.startswith("norm.")  # created and never applied
-        return None if unused else numbered_stages(name)
+        return None if self.norm is None and name.startswith("norm.") else numbered_stages(name)  # never applied

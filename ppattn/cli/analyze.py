@@ -47,6 +47,7 @@ def run(args: Namespace) -> None:
         subjects.append(verbs.Subject(name, model, preprocess, splits, count))
     first = Path(args.run[0])
     folder = Path(args.output) if args.output else (first if first.is_dir() else Path()) / "analysis"
+    options.check_writable(folder)
     if not args.output:
         check_links(folder.parent, [folder, *folder.glob("*")])
     path = folder / f"{args.analysis}.json"

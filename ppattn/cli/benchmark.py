@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ppattn import benchmark, zoo
 from ppattn.benchmark import Spec
+from ppattn.cli import options
 from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import write_json, write_rows
@@ -30,6 +31,8 @@ def run(args: Namespace) -> None:
         check_above_zero(f"--{option}", getattr(args, option))
     if args.attention_options and (args.tokens or not args.attentions):
         raise UserError("--attention-options is for --attentions of models; --tokens ranks them with their defaults.")
+    if args.output:
+        options.check_writable(Path(args.output))
     if args.tokens:
         if args.models or args.folder or args.engines or args.dtype:
             raise UserError("--tokens ranks attention layers alone, without --models, --folder, --engines and --dtype.")
@@ -52,7 +55,6 @@ def run(args: Namespace) -> None:
 
     models = [model for name in names for model in _models(name, args.attentions, args.attention_options)]
     output = Path(args.output)
-    output.mkdir(parents=True, exist_ok=True)
     kinds = product(args.modes if models else (), args.sizes)
     groups = [(f"{mode} at size {size}", list(_specs(args, models, mode, size))) for mode, size in kinds]
     if args.folder:
@@ -101,12 +103,11 @@ def _rank(args: Namespace) -> None:
     names = list(dict.fromkeys(["softmax", *(args.attentions or ATTENTIONS.list())]))
     machine, rows = environment(shlex.join(sys.argv)), []
     for mode, batch in product(args.modes, args.batch):
-        measured = benchmark.measure_layers(grid, dim, heads, batch, mode, names, args.rounds, args.seconds or 0.1)
+        measured = benchmark.measure_layers(grid, dim, heads, batch, mode, names, args.rounds, args.seconds or 0.05)
         print(f"{mode}, batch {batch}, width {dim}, {heads} heads, {describe_processor(machine, args.threads)}")
         print(*benchmark.speed_table(measured), "", sep="\n", flush=True)
         rows += measured
     if args.output:
-        Path(args.output).mkdir(parents=True, exist_ok=True)
         write_json(Path(args.output) / "ranking.json", {"environment": machine, "rows": rows})
 
 
@@ -118,13 +119,13 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     from ppattn.attention import ATTENTIONS
 
     known = {attention: ATTENTIONS.get(attention).options() for attention in attentions}
-    options = {key: value for item in given for key, value in parse_override(item).items()}
+    wanted = {key: value for item in given for key, value in parse_override(item).items()}
     allowed = set().union(*known.values())
-    if others := options.keys() - allowed:
+    if others := wanted.keys() - allowed:
         raise unknown_name("attention option", min(others), allowed)
     models = []
     for attention, own in known.items():
-        chosen = {key: value for key, value in options.items() if key in own}
+        chosen = {key: value for key, value in wanted.items() if key in own}
         label = " ".join([name, attention, *(f"{key}={value}" for key, value in chosen.items())])
         models.append(Spec(label, model=name, arguments={"attention": attention, "attention_options": chosen}))
     return models

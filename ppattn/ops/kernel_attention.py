@@ -169,8 +169,7 @@ def gaussian_kernel(a: Tensor, b: Tensor) -> Tensor:
     product = paddle.matmul(a, b, transpose_y=True)
     a2, b2 = (a * a).sum(-1, keepdim=True), (b * b).sum(-1).unsqueeze(2)
     # Three axes: oneDNN is fifty times slower if the last of four axes is broadcast.
-    exponent = product.flatten(0, 1) - 0.5 * a2.flatten(0, 1) - 0.5 * b2.flatten(0, 1)
-    kernel = paddle.exp(paddle.clip(exponent, max=0.0))
+    kernel = (product.flatten(0, 1) - 0.5 * a2.flatten(0, 1) - 0.5 * b2.flatten(0, 1)).clip(max=0.0).exp()
     return kernel.reshape([-1, a.shape[1], *kernel.shape[1:]])
 
 

@@ -84,8 +84,7 @@ def errors_page(rows: list[list], indices: np.ndarray, split: Split, preprocess:
             figures.append(f'<figure><img src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>')
     style = "figure {display: inline-block; width: 12em; margin: .5em; font: .8em sans-serif; word-wrap: break-word}"
     head = f'<!doctype html><meta charset="utf-8"><title>errors</title><style>{style} img {{width: 100%}}</style>'
-    title = f"<h1>{len(figures)} of {len(indices)} wrong images, the surest first</h1>"
-    return "\n".join([head + title, *figures, ""])
+    return "\n".join([f"{head}<h1>{len(figures)} of {len(indices)} wrong images, the surest first</h1>", *figures, ""])
 
 
 def _short(name: str, longest: int = 16) -> str:

@@ -136,6 +136,8 @@ benchmark --tokens 50 | '50' is not a grid of tokens | 48x64
 benchmark --tokens 8x8 --attention-options landmarks=pool | --attention-options is for --attentions
 benchmark --tokens 8x8 --dim 10 | --dim 10 | --heads 3
 benchmark --models deit_tiny --output {out} --heads 6 | are for --tokens
+benchmark --tokens 9 --output {here}/text.png | text.png is not a directory
+analyze mask --run {run} --output {here}/text.png | text.png is not a directory
 benchmark --attentions inline --output {out} --sizes | --sizes | at least one
 analyze atention --run {run} | atention
 analyze maps --run linformer_deit_nano_cifar10 --images {here}/digit.png --output {out} | lie on no grid

@@ -45,8 +45,7 @@ def test_the_loss_of_training_is_the_sum_of_its_parts(backbone, recompute):
         last = [[part.numpy() for part in model.final_features(images)[:2]] for model in (student, teacher)]
     labels = -(targets * log_softmax(ours, axis=1)).sum(axis=1).mean()
     logits = 2.0**2 * rel_entr(softmax(theirs / 2.0, axis=1), softmax(ours / 2.0, axis=1)).sum(axis=1).mean()
-    parts = 0.25 * labels + 0.5 * logits + 3 * blocks + 2 * relative_error(*last)
-    assert loss.item() == pytest.approx(parts, rel=1e-4)
+    assert loss.item() == pytest.approx(0.25 * labels + 0.5 * logits + 3 * blocks + 2 * relative_error(*last), rel=1e-4)
     loss.backward()
     assert all(p.grad is None for p in teacher.parameters())
     assert all(p.grad is not None for p in student.parameters() if not p.stop_gradient)
