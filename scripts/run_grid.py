@@ -90,8 +90,7 @@ def state(cell: Cell, runs: Path, results: Path) -> str:
     if is_complete(kept, config):
         return f"done {100 * json.loads((kept / 'summary.json').read_text())['top1']:.2f} %"
     if (run / "metrics.csv").is_file():
-        rows = (run / "metrics.csv").read_text().splitlines()
-        return f"begun {len(rows) - 1} of {config.train.epochs} epochs"
+        return f"begun {len((run / 'metrics.csv').read_text().splitlines()) - 1} of {config.train.epochs} epochs"
     return "outdated" if (kept / "summary.json").is_file() else "missing"
 
 

@@ -33,4 +33,4 @@ def run(args: Namespace) -> None:
     if not report["ok"]:
         more = f"; the complete list is in {args.json}" if args.json else "; --json FILE writes the complete list"
         raise UserError(f"the data has the problems listed above{more}.")
-    print("nothing wrong")
+    print("nothing wrong; to train, set data.holdout" if whole and not config.data.held else "nothing wrong")

@@ -44,14 +44,15 @@ def attentions_table(results: Results) -> str:
 
 
 def by_attention(rows: list[Row], costs: dict[str, Callable[[Row], object]]) -> str:
-    """A row per attention: its accuracy on every backbone, and what it costs on DeiT."""
+    """A row per attention: its accuracy on every backbone with runs, and what it costs on DeiT."""
     found = {(row.attention, row.backbone): row for row in rows}
+    titles = {key: f"{title}, top-1 %" for key, title in BACKBONES.items() if any(key in pair for pair in found)}
     body = []
     for name in dict.fromkeys(name for name, _ in found):
-        deit, *others = (found.get((name, backbone)) for backbone in BACKBONES)
+        deit, *others = (found.get((name, backbone)) for backbone in titles)
         top1 = [row and row.accuracy for row in (deit, *others)]
         body.append([f"`{name}`", *top1, *(deit and cost(deit) for cost in costs.values())])
-    return table(["attention", *(f"{title}, top-1 %" for title in BACKBONES.values()), *costs], body)
+    return table(["attention", *titles.values(), *costs], body)
 
 
 def cifar10_table(results: Results) -> str:

@@ -142,10 +142,10 @@ def draw_accuracy_tokens(figure: Any, rows: list[Row], times: dict) -> None:
     for name, own in by_tokens(rows).items():
         measured = {n: float(times[name, 32, n]["ms_per_image"]) for n in sorted(own) if (name, 32, n) in times}
         y, bars = [own[n].mean for n in measured], [error(own[n]) for n in measured]
-        axes.errorbar([*measured.values()], y, bars, capsize=3, marker="o", color=colour_of(name), label=name)
+        axes.errorbar([*measured.values()], y, bars, capsize=3, color=colour_of(name), label=name)
         for n, x in measured.items():
-            axes.annotate(f"{n:,}", (x, own[n].mean), (5, -11), textcoords="offset points", fontsize=7)
-    axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log", xmargin=0.1)
+            axes.plot(x, own[n].mean, {64: "o", 256: "s", 1024: "^"}[n], color=colour_of(name))
+    axes.set(xlabel="milliseconds per image", ylabel=ACCURACY, xscale="log")
     axes.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
     axes.legend()
 
@@ -181,7 +181,7 @@ def pictures(results: Results) -> Iterator[Picture]:
     longer, speeds = [row for own in by_tokens(rows).values() for row in own.values()], nano_times(results, "infer")
     values: list = [[row.attention, row.epochs, row.overrides, row.top1] for row in longer]
     values = values + [[list(key), speed["ms_per_image"]] for key, speed in speeds.items()] if longer and speeds else []
-    title = "deit_nano by number of tokens, batch 32"
+    title = "deit_nano with 64 (circles), 256 (squares) and 1,024 tokens (triangles), batch 32"
     yield Picture("cifar10/accuracy_tokens", values, 8, title, draw_accuracy_tokens, (longer, speeds))
     modes = {"training": "train", "inference": "infer"}
     times = {title: default_times(results, mode) for title, mode in modes.items()}

@@ -354,9 +354,8 @@ def test_linear_attention(form, b, n, heads, r, d, polar):
 
 
 def test_pairs_of_channels_that_lie_in_two_heads_are_turned(form):
-    arrays = [np.abs(a) for a in random(32, *[(2, 9, 12)] * 3, *[(9, 6)] * 2)]
-    both = [lambda q, k, v, *turn: ops.linear_attention(q, k, v, 4, 0.01, rotation=turn)] * 2  # float64 is plain
-    check(*both, arrays, (0, 1, 2))
+    arrays = [np.abs(a) for a in random(32, *[(2, 9, 12)] * 3, *[(9, 6)] * 2)]  # in float64 the form is plain
+    check(*[lambda q, k, v, *turn: ops.linear_attention(q, k, v, 4, 0.01, rotation=turn)] * 2, arrays, (0, 1, 2))
 
 
 FEATURES = [(1, 1, 1, 4), (3, 35, 2, 6), (2, 67, 3, 32), (2, 300, 1, 5)]  # B, N, heads, channels per head
