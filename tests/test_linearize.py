@@ -150,8 +150,7 @@ def step(blocks, **figures):
 
 
 def test_search_and_choice():
-    alone, costs = [0.9, 0.5, 0.8, 0.7], {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}
-    measured = []
+    alone, costs, measured = [0.9, 0.5, 0.8, 0.7], {0: 0.0, 1: 0.5, 2: 0.05, 3: 0.2}, []
 
     def score(blocks):
         measured.append(sorted(blocks))

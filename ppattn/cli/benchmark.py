@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ppattn import benchmark, zoo
 from ppattn.benchmark import Spec
-from ppattn.cli import options
+from ppattn.cli.options import check_writable
 from ppattn.config import make_config, parse_override
 from ppattn.errors import UserError, unknown_name
 from ppattn.files.atomic import write_json, write_rows
@@ -32,7 +32,7 @@ def run(args: Namespace) -> None:
     if args.attention_options and (args.tokens or not args.attentions):
         raise UserError("--attention-options is for --attentions of models; --tokens ranks them with their defaults.")
     if args.output:
-        options.check_writable(Path(args.output))
+        check_writable(Path(args.output))
     if args.tokens:
         if args.models or args.folder or args.engines or args.dtype:
             raise UserError("--tokens ranks attention layers alone, without --models, --folder, --engines and --dtype.")
@@ -119,13 +119,13 @@ def _models(name: str, attentions: list[str], given: list[str]) -> list[Spec]:
     from ppattn.attention import ATTENTIONS
 
     known = {attention: ATTENTIONS.get(attention).options() for attention in attentions}
-    wanted = {key: value for item in given for key, value in parse_override(item).items()}
+    options = {key: value for item in given for key, value in parse_override(item).items()}
     allowed = set().union(*known.values())
-    if others := wanted.keys() - allowed:
+    if others := options.keys() - allowed:
         raise unknown_name("attention option", min(others), allowed)
     models = []
     for attention, own in known.items():
-        chosen = {key: value for key, value in wanted.items() if key in own}
+        chosen = {key: value for key, value in options.items() if key in own}
         label = " ".join([name, attention, *(f"{key}={value}" for key, value in chosen.items())])
         models.append(Spec(label, model=name, arguments={"attention": attention, "attention_options": chosen}))
     return models

@@ -25,12 +25,12 @@ def run(args: Namespace) -> None:
         options.check_output(args.json, [args.config, location, location / INDEX], ".json")
     splits = build_datasets(config)
     unlabelled = not config.data.labels and splits.train is splits.val  # class folders or images, no two parts yet
-    whole = unlabelled or config.data.train == config.data.val is not None
-    report = check_splits(splits, ["train"] if whole and not config.data.held else ["train", "val"])
+    whole = not config.data.held and (unlabelled or config.data.train == config.data.val is not None)
+    report = check_splits(splits, ["train"] if whole else ["train", "val"])
     print(data_summary(report))
     if args.json:
         write_json(Path(args.json), report)
     if not report["ok"]:
         more = f"; the complete list is in {args.json}" if args.json else "; --json FILE writes the complete list"
         raise UserError(f"the data has the problems listed above{more}.")
-    print("nothing wrong; to train, set data.holdout" if whole and not config.data.held else "nothing wrong")
+    print("nothing wrong; to train, set data.holdout" if whole else "nothing wrong")

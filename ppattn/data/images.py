@@ -116,16 +116,15 @@ def is_one_colour(image: np.ndarray) -> bool:
 
 def image_from_pillow(picture: Image.Image, name: str, max_value: float | None = None, channels: int = 3) -> np.ndarray:
     """A picture of Pillow as uint8 [h, w, channels], see `decode`; `ImageError` for 32 bits without `max_value`."""
+    turned = ImageOps.exif_transpose(picture)
     if channels > 3 or (max_value and picture.mode not in ("CMYK", "LAB")):
-        picture = ImageOps.exif_transpose(picture)
-        picture = picture.convert("RGB") if picture.mode in ("P", "1", "YCbCr") else picture
-        return from_array(np.asarray(picture), name, max_value, channels)
+        turned = turned.convert("RGB") if turned.mode in ("P", "1", "YCbCr") else turned
+        return from_array(np.asarray(turned), name, max_value, channels)
     if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):  # these have 16 bits
         raise ImageError(f"{name} holds numbers of 32 bits, whose range is not known: set data.max_value.")
-    picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    return np.array(picture.convert("RGB"))
+    if turned.mode.startswith("I"):
+        turned = Image.fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+    return np.array(turned.convert("RGB"))
 
 
 def jpeg_channels(data: bytes) -> int:

@@ -111,7 +111,8 @@ def weights_file(name: str) -> Path:
         downloaded = fetch([url], cache / file, f"{name}: {file}", digest, advice)
         try:
             model = create_model(name)
-            facts = {"name": name, "img_size": list(model.img_size), **weights.convert(model, downloaded).constants}
+            report = weights.convert(model, downloaded)
+            facts = {"name": name, "img_size": list(model.img_size), **report.constants}
             weights.save(converted, model.state_dict(), {"config": {"model": facts}})
         finally:
             if not theirs:

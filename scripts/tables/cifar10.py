@@ -46,7 +46,7 @@ def attentions_table(results: Results) -> str:
 def by_attention(rows: list[Row], costs: dict[str, Callable[[Row], object]]) -> str:
     """A row per attention: its accuracy on every backbone with runs, and what it costs on DeiT."""
     found = {(row.attention, row.backbone): row for row in rows}
-    titles = {key: f"{title}, top-1 %" for key, title in BACKBONES.items() if any(key in pair for pair in found)}
+    titles = {key: f"{title}, top-1 %" for key, title in BACKBONES.items() if any(row.backbone == key for row in rows)}
     body = []
     for name in dict.fromkeys(name for name, _ in found):
         deit, *others = (found.get((name, backbone)) for backbone in titles)

@@ -324,8 +324,7 @@ def circulant(p, x, spec):
         grid = t[:, prefix:].reshape(len(x), *spec.grid, spec.dim)
         return np.roll(grid, (-m[0], -m[1]), (1, 2)).reshape(len(x), -1, spec.dim)
 
-    scores = [(q[:, prefix:] * shifted(k, m)).sum(1) for m in shifts]
-    weights = weights_of(np.stack(scores) / math.sqrt(len(shifts)), 0)
+    weights = weights_of(np.stack([(q[:, prefix:] * shifted(k, m)).sum(1) for m in shifts]) / math.sqrt(len(shifts)), 0)
     grid = sum(a[:, None] * shifted(v, m) for a, m in zip(weights, shifts, strict=True))
     own = [(weights_of(q[:, n : n + 1] * k, 1) * v).sum(1, keepdims=True) for n in range(prefix)]
     return np.concatenate([*own, grid], 1) * gate * expit(gate)

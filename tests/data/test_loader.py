@@ -176,9 +176,8 @@ def test_corrupt_images_are_logged_and_in_training_replaced_by_the_next(damaged,
     split = damaged.train
     with caplog.at_level(logging.WARNING, "ppattn.data"), closing(loader(split, workers, batch=15)) as damaged:
         (batch,) = damaged.micro_batches(1)
-    order = np.random.default_rng([42, 1]).permutation(15).tolist()
-    stand_in = {6: 8, 7: 8}  # bee/1 and bee/2 by bee/3
-    expected = np.stack([plain()(split.image(stand_in.get(i, i)), np.random.default_rng(0)) for i in order])
+    order = np.random.default_rng([42, 1]).permutation(15).tolist()  # 6 and 7, bee/1 and bee/2, by bee/3
+    expected = np.stack([plain()(split.image({6: 8, 7: 8}.get(i, i)), np.random.default_rng(0)) for i in order])
     assert np.array_equal(batch.images, expected) and batch.targets.argmax(axis=1).tolist() == [i // 5 for i in order]
     assert sorted(Path(name).name for name, _ in batch.unreadable) == ["1.png", "2.png", "2.png"]  # bee/2 after bee/1
     assert damaged.unreadable == 3 and caplog.text.count("bee/1.png") == 1 and caplog.text.count("bee/2.png") == 1

@@ -165,13 +165,15 @@ def test_what_is_not_the_file_is_refused_and_not_kept(server, cache, monkeypatch
     assert not list(cache.iterdir())
 
 
-def test_weights_of_another_model_are_not_kept_but_a_file_put_there_by_hand_is(server, cache, monkeypatch):
+@pytest.mark.parametrize("by_hand", [[], ["whole.pth"]])  # these files are the user's
+def test_weights_of_another_model_are_not_kept(server, cache, monkeypatch, by_hand):
     zoo.model_entry(small_deit(monkeypatch, url=f"{server.address}whole.pth")).arguments["depth"] = 3
-    for kept in ([], ["whole.pth"]):
-        with pytest.raises(UserError, match="DeiT of the authors or timm with 24 channels and 2 blocks, but"):
-            pretrained()
-        assert [path.name for path in cache.iterdir()] == kept
-        (cache / "whole.pth").write_bytes(FILE)
+    cache.mkdir()
+    for name in by_hand:
+        (cache / name).write_bytes(FILE)
+    with pytest.raises(UserError, match="looks like a DeiT of the authors or timm with 24 channels and 2 blocks, but"):
+        pretrained()
+    assert [path.name for path in cache.iterdir()] == by_hand
 
 
 def test_a_mirror_or_a_folder_takes_the_place_of_the_address(server, cache, monkeypatch, tmp_path):
